@@ -65,6 +65,7 @@ def evaluate_texts(
     report: Report,
     stride: int | None = None,
     keep: int = 0,
+    full_windows: bool = False,
 ) -> list[Score]:
     """Score the texts given by `names` with each model, in windows of the given size."""
     cache = cache_folder()
@@ -80,7 +81,10 @@ def evaluate_texts(
             with tempfile.TemporaryFile(dir=cache) as file:  # which a kill cannot leave behind
                 encode_corpus(corpus, tokenizer, file, report)
                 ids = mapped(file, tokenizer)
-                score = evaluate(model, tokenizer, ids, window, None, report, stride, True, keep)
+                score = evaluate(
+                    *(model, tokenizer, ids, window, None, report, stride, True, keep),
+                    full_windows=full_windows,
+                )
                 if not math.isfinite(score.loss):
                     raise ModelError(NOT_FINITE)
                 # Per byte of the original text: some tokenizers add to it or lose parts of it.
@@ -104,9 +108,11 @@ def evaluate(
     ranked: bool = False,
     keep: int = 0,
     world: World = ALONE,
+    full_windows: bool = False,
 ) -> Score:
     """Score `ids` (or about `limit` tokens from all over it) in windows `stride` tokens apart;
-    without a `stride`, windows do not overlap. With `ranked`, also computes the rank of each token
+    without a `stride`, windows do not overlap. With `full_windows`, the last one begins earlier, to
+    have as much context as the others. With `ranked`, also computes the rank of each token
     among all predictions, and keeps the first `keep` tokens one by one. All processes of `world`
     share the work and get the same result, bit-identical to that of a single process."""
     characters_of = [len(token.translate(None, CONTINUATION)) for token in tokenizer.tokens]
@@ -117,7 +123,8 @@ def evaluate(
     kept, room = [np.empty(0, SURPRISE)], keep
     every = -(-len(ids) // limit) if limit else 1
     with model.eval_mode():
-        parts = scored(model, ids, window, stride or window, ranked, report, every, world)
+        how = (window, stride or window, full_windows, ranked)
+        parts = scored(model, ids, *how, report, every, world)
         for number, targets, losses, ranks in parts:
             counted = targets != tokenizer.start_of_text
             nats[number] = losses[counted].sum().item()
@@ -158,6 +165,7 @@ def scored(
     ids: Store,
     window: int,
     stride: int,
+    full_windows: bool,
     ranked: bool,
     report: Report,
     every: int,
@@ -177,12 +185,15 @@ def scored(
         if number % world.size != world.rank:
             continue
         begin = np.array(starts[done : done + rows])[:, None]  # (rows, 1)
+        scored_before = begin + old
+        scored_before[: not done] = 0  # the very first window scores all of its targets
+        if full_windows:
+            begin = np.minimum(begin, targets - window)
         places = begin + np.arange(window + 1)  # (rows, window + 1)
         # The last window may reach beyond the text. By causality, the padding affects no score.
         part = torch.from_numpy(ids[np.minimum(places, targets)].astype(np.int64))
-        new = torch.from_numpy(places[:, 1:] <= targets)  # (rows, window)
-        new[0 if done else 1 :, :old] = False
-        skip = old if done else 0  # the very first window scores all of its targets
+        new = torch.from_numpy((places > scored_before) & (places <= targets))[:, 1:]
+        skip = old if done else 0
         x, y, new = part[:, :-1], part[:, 1 + skip :], new[:, skip:]
         seen = model.hidden_states(x.to(model.device))[:, skip:]  # (rows, time, dim)
         logits = model.head(seen).float()  # (rows, time, vocabulary)

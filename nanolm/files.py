@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -44,9 +44,15 @@ DISK_PROBLEMS = {
 }
 
 
-def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0) -> Path:
+def commit(
+    parent: Path,
+    name: str,
+    write: Callable[[Path], None],
+    size: int = 0,
+    unlisted: Container[str] = (),
+) -> Path:
     """Create `parent/name` from what `write` puts into the folder it is given: about `size` bytes,
-    if known."""
+    if known. Users may edit the `unlisted` files, which are not in the manifest."""
     final = parent / name
     temporary = parent / f"{TEMPORARY}{name}-{os.getpid()}"
     try:
@@ -64,13 +70,14 @@ def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0
                 "sha256": sha256(file),
             }
             for file in files
+            if file.name not in unlisted
         }
         (temporary / MANIFEST).write_text(_manifest(entries), encoding="utf-8")
         flush(temporary / MANIFEST)
         for folder in {temporary, *(file.parent for file in files)}:
             flush(folder)
         if final.exists():  # left by a run that was resumed from an older checkpoint
-            retire(final)
+            retire(final, unlisted)
         temporary.rename(final)
         flush(parent)
     except Exception as error:
@@ -203,11 +210,11 @@ def replacing(file: Path) -> Iterator[Path]:
 
 
 def aside(file: Path) -> Path:
-    """The temporary path for replacing `file`; removes those of killed processes."""
-    for left in file.parent.glob(f"{TEMPORARY}{glob.escape(file.name)}-*"):
-        if not _alive(left.name.rpartition("-")[2]):
-            with contextlib.suppress(OSError):
-                left.unlink()
+    """The temporary path for replacing `file`, or a folder; removes those of killed processes."""
+    for prefix in (TEMPORARY, TRASH):
+        for left in file.parent.glob(f"{prefix}{glob.escape(file.name)}-*"):
+            if not _alive(left.name.rpartition("-")[2]):
+                remove(left)
     return file.with_name(f"{TEMPORARY}{file.name}-{os.getpid()}")
 
 
@@ -275,23 +282,23 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, kind)
 
 
-def retire(folder: Path) -> str:
+def retire(folder: Path, unlisted: Container[str] = ()) -> str:
     """Remove a superseded folder if that is safe. Otherwise rename it and return a message that
     says why."""
-    if why := why_keep(folder):
+    if why := why_keep(folder, unlisted):
         return f"{why}; the folder is kept as {set_aside(folder)}"
     discard(folder)
     return ""
 
 
-def why_keep(folder: Path) -> str:
+def why_keep(folder: Path, unlisted: Container[str] = ()) -> str:
     """Why not to remove a superseded folder: damage, or files of others. Empty if it is safe."""
     try:
         known = verify(folder)
     except NanolmError as error:
         return str(error)
     names = (file for file in folder.rglob("*") if not file.name.startswith("."))
-    known |= {str(parent) for name in known for parent in Path(name).parents}
+    known |= {*unlisted, *(str(parent) for name in known for parent in Path(name).parents)}
     foreign = (file for file in names if file.relative_to(folder).as_posix() not in known)
     return next((f"{file} was not written by nanolm" for file in foreign), "")
 

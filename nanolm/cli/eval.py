@@ -32,7 +32,7 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
 
 @click.command("eval", cls=options.Command)
 @click.argument("run")
-@click.argument("corpus", nargs=-1, required=True, metavar="FILE...")
+@click.argument("corpus", nargs=-1, metavar="FILE...")
 @click.option(
     "--against", multiple=True, metavar="RUN2", help="Model to compare with; can be repeated."
 )
@@ -47,6 +47,17 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
     metavar="N",
     help="Tokens from one window to the next; smaller is more accurate but slower.  "
     "[default: --context]",
+)
+@click.option(
+    "--full-windows",
+    is_flag=True,
+    help="Give the last window as much context as the others, as lm-evaluation-harness does.",
+)
+@click.option(
+    "--minimal-pairs",
+    multiple=True,
+    metavar="FILE|FOLDER",
+    help="Measure how often the acceptable sentence of a pair is more likely; can be repeated.",
 )
 @click.option("--per-token", is_flag=True, help="Show the bits and rank of every token.")
 @click.option(
@@ -72,6 +83,8 @@ def command(
     against: tuple[str, ...],
     context: int | None,
     stride: int | None,
+    full_windows: bool,
+    minimal_pairs: tuple[str, ...],
     per_token: bool,
     html: str | None,
     mistakes: str | None,
@@ -93,12 +106,14 @@ def command(
     next-token prediction. If RUN is a classifier, FILE is labeled text, as for `nanolm finetune`,
     and the command reports accuracy, macro F1, log-loss, calibration error and the confusion
     matrix. If RUN was trained on pairs, FILE contains pairs, as for `nanolm train-pairs`, and the
-    command reports BLEU, chrF, exact match, loss and edit distance.
+    command reports BLEU, chrF, exact match, loss and edit distance. With --minimal-pairs instead of
+    FILE, it reports the accuracy on BLiMP or your own pairs of sentences.
 
     \b
     nanolm eval runs/novel other.txt --html surprise.html
     nanolm eval runs/novel other.txt --against runs/older --against hf://gpt2
     nanolm eval hf://gpt2 other.txt --stride 512 --json
+    nanolm eval runs/novel --minimal-pairs blimp/
     nanolm eval runs/reviews test.tsv --mistakes wrong.csv    a classifier
     nanolm eval runs/de-en test.de test.en --html scores.html    a model trained on pairs
     """
@@ -113,6 +128,11 @@ def command(
         problems.append(
             "--against cannot be used with --html, or with --per-token unless --json is given"
         )
+    given = (corpus, context, stride, full_windows, per_token, html, mistakes, beams)
+    if minimal_pairs and any(given):
+        problems.append("--minimal-pairs works only with --against, --device and --json")
+    elif not corpus and not minimal_pairs:
+        problems.append("pass the FILE to evaluate on, or --minimal-pairs FILE")
     refuse(problems)
 
     from nanolm.cli.progress import TrainingView
@@ -124,14 +144,19 @@ def command(
     from nanolm.runs.folder import find_named
 
     where, _ = choose_device(device)
+    if minimal_pairs:
+        from nanolm.cli.eval_minimal_pairs import evaluate_minimal_pairs
+
+        evaluate_minimal_pairs((run, *against), minimal_pairs, where, as_json)
+        return
     with TrainingView() as view:
         folder = find_named(run, note, view.report)
     config = load_any_config(folder)
     if isinstance(config, Seq2SeqConfig):
-        if against or per_token or context or stride or adapter:
+        if against or per_token or context or stride or full_windows or adapter:
             raise UsageError(
-                f"{run} was trained on pairs; --against, --context, --stride, --per-token and "
-                "--adapter do not work with it"
+                f"{run} was trained on pairs; --against, --context, --stride, --full-windows, "
+                "--per-token and --adapter do not work with it"
             )
         from nanolm.cli.eval_pairs import evaluate_translator
 
@@ -142,8 +167,8 @@ def command(
         flags = "--beams, --source-column, --target-column and --reverse"
         raise UsageError(f"{flags} need a model trained on pairs, which {run} is not")
     if isinstance(config, ClassifierConfig):
-        if against or per_token or html is not None or context or stride:
-            others = "--against, --context, --stride, --per-token or --html"
+        if against or per_token or html is not None or context or stride or full_windows:
+            others = "--against, --context, --stride, --full-windows, --per-token or --html"
             raise UsageError(f"{run} is a classifier, which does not support {others}")
         labels = LabelReading(settings.encoding, settings.text_column, label_column, label_file)
         evaluate_classifier(run, folder, corpus, labels, device, as_json, mistakes, adapter)
@@ -168,7 +193,9 @@ def command(
         refuse(problems)
         pairs = list(zip(models, windows, strict=True))
         kept = sys.maxsize if per_token else PAGE_TOKENS if html is not None else 0
-        scores = evaluate_texts(pairs, corpus, reading, where, view.report, stride, keep=kept)
+        scores = evaluate_texts(
+            pairs, corpus, reading, where, view.report, stride, kept, full_windows
+        )
     tokenizer, score = models[0].tokenizer, scores[0]
     if html is not None:
         write_page(Path(html), run, tokenizer, score)

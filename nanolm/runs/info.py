@@ -130,13 +130,14 @@ def read_history(path: Path, folder: Path) -> History | None:
                 bits = result.get("val_bits_per_byte")
                 val = result.get("val", {})
                 accuracy, bleu = val.get("accuracy"), val.get("bleu")
+                start = settings.get("start_from")
                 texts = settings.get("corpus") or settings.get("pairs") or settings["data"]
                 return replace(
                     known,
                     run=str(run.path),
                     started=str(facts["started"]),
                     corpus=tuple(map(str, texts)),
-                    start_from=settings.get("start_from"),
+                    start_from=None if start in (None, "none") else str(start),
                     batch=int(settings["batch"]),
                     context=int(settings["context"]) if "corpus" in settings else None,
                     best_step=int(result["best_step"]) if result else None,

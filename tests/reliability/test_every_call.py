@@ -122,6 +122,8 @@ CASES = {
         (TRAIN, "inspect run mats --out i.html"),
         outputs=("i.html",),
     ),
+    "export": Case("export run --to model", (TRAIN,)),
+    "export, again": Case("export run --to model --type bf16", (TRAIN, "export run --to model")),
 }
 
 
