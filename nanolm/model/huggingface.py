@@ -29,7 +29,8 @@ from nanolm.model.finite import LARGE, checked, root_mean_square
 from nanolm.model.positions import sinusoidal_table
 from nanolm.model.seq2seq import Seq2Seq
 from nanolm.model.shapes import Config
-from nanolm.text.tokenizer import Tokenizer, with_end
+from nanolm.text.saving import with_end
+from nanolm.text.tokenizer import Tokenizer
 
 M = TypeVar("M", Model, Classifier, Seq2Seq)
 N = TypeVar("N", Model, Seq2Seq)

@@ -22,6 +22,7 @@ import tiktoken
 
 from nanolm.errors import DataError
 from nanolm.text.bpe import Pair, learn
+from nanolm.text.saving import tokenizer_config, with_end
 from nanolm.text.words import SPLIT, count_words
 
 END_OF_TEXT = "<|endoftext|>"  # before every document; also the start of an empty prompt
@@ -60,17 +61,26 @@ class Tokenizer(ABC):
         stops: set[int] | None = None,  # tokens that end generation
         special: dict[int, str] | None = None,  # the names of special tokens
         turn: tuple[int, int] | None = None,  # before and after a chat message (ChatML)
+        spelled: dict[str, int] | None = None,  # special tokens that a prompt may contain
+        config: dict[str, Any] | None = None,  # to keep in tokenizer_config.json
     ) -> None:
         self.tokens, self.end_of_text, self.padding = tokens, end_of_text, padding
         self.begin, self.turn, self.stops = begin, turn, stops or {end_of_text}
         self.special = special or {end_of_text: END_OF_TEXT, padding: PADDING}
+        self.spelled = spelled or {name: id for id, name in self.special.items()}
+        self.config = config or {}
         self.unseen: frozenset[int] = frozenset()  # ids that the model never saw in training
+        self.parse_special = False  # whether special tokens in a prompt are tokens, not text
 
     @property
     def start_of_text(self) -> int:
         return self.begin[0] if self.begin else self.end_of_text
 
     def encode_prompt(self, text: str) -> list[int]:
+        if self.parse_special:
+            ids = self.encode_special(text)
+            spelled = tuple(ids[: len(self.begin)]) == self.begin
+            return (ids if spelled else [*self.begin, *ids]) or [self.end_of_text]
         ids = self.encode(text)
         if self.unseen.intersection(ids):
             # A prompt starts without a space. In a one-line text, almost every word follows one.
@@ -94,6 +104,16 @@ class Tokenizer(ABC):
         ids: list[int] = self.encode_array(text).tolist()
         return ids
 
+    def encode_special(self, text: str) -> list[int]:
+        """The ids of `text`, in which special tokens can be spelled out."""
+        names = sorted(self.spelled, key=len, reverse=True)
+        parts = regex.split(f"({'|'.join(map(regex.escape, names))})", text)
+        rows = (
+            [self.spelled[part]] if number % 2 else self.encode(part)
+            for number, part in enumerate(parts)
+        )
+        return [id for row in rows for id in row]
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, without special tokens; invalid UTF-8 becomes U+FFFD."""
         return b"".join(self.tokens[id] for id in ids).decode(errors="replace")
@@ -111,21 +131,8 @@ class Tokenizer(ABC):
         the end-of-text token to every text."""
         text = with_end(self) if end else self.to_json()
         (folder / "tokenizer.json").write_text(text, encoding="utf-8")
-        config: dict[str, Any] = {
-            # Without the class, transformers 5 uses the tokenizer of the model's family instead.
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": self.special[self.start_of_text],
-            "eos_token": self.special[self.end_of_text],
-            "pad_token": self.special[self.padding],
-            "model_max_length": context,
-            "clean_up_tokenization_spaces": False,
-            # As here, a special token spelled out in a text is plain text.
-            "split_special_tokens": True,
-        }
-        if end:
-            config["model_input_names"] = ["input_ids", "attention_mask"]
-        text = json.dumps(config, ensure_ascii=False, indent=1) + "\n"
-        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+        config = tokenizer_config(self, context, end)
+        (folder / "tokenizer_config.json").write_text(config, encoding="utf-8")
 
 
 class Tiktoken(Tokenizer):
@@ -259,24 +266,6 @@ def own_tokenizer(text: str) -> Tokenizer | None:
     return tokenizer if ours else None
 
 
-def with_end(tokenizer: Tokenizer) -> str:
-    """The contents of a tokenizer.json that adds the end-of-text token to every text."""
-    end, id = tokenizer.special[tokenizer.end_of_text], tokenizer.end_of_text
-    text, added = (
-        {"Sequence": {"id": "A", "type_id": 0}},
-        {"SpecialToken": {"id": end, "type_id": 0}},
-    )
-    second = {"Sequence": {"id": "B", "type_id": 0}}
-    processor = {
-        "type": "TemplateProcessing",
-        "single": [text, added],
-        "pair": [text, added, second, added],
-        "special_tokens": {end: {"id": end, "ids": [id], "tokens": [end]}},
-    }
-    whole = json.loads(tokenizer.to_json()) | {"post_processor": processor}
-    return json.dumps(whole, ensure_ascii=False, indent=1) + "\n"
-
-
 def utf8(text: str) -> bytes:
     try:
         return text.encode()
@@ -302,10 +291,12 @@ def byte_level_json(
     return tokenizer_json(parts, special)
 
 
-def tokenizer_json(parts: dict[str, Any], special: dict[int, str]) -> str:
+def tokenizer_json(parts: dict[str, Any], special: dict[int, str] | list[dict[str, Any]]) -> str:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    added = [{"id": id, "content": text, **flags, "special": True} for id, text in special.items()]
-    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
+    if isinstance(special, dict):
+        flags |= {"special": True}
+        special = [{"id": id, "content": text, **flags} for id, text in special.items()]
+    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": special}
     whole |= {"normalizer": None, "post_processor": None, **parts}
     return json.dumps(whole, ensure_ascii=False, indent=1) + "\n"
 

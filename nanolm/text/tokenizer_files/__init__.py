@@ -6,14 +6,17 @@
 same ids, which covers most current models. `hugging_face` uses that library for the rest.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from nanolm.errors import ModelError
 from nanolm.text.tokenizer import PADDING, Tokenizer, own_tokenizer
 from nanolm.text.tokenizer_files.byte_level import byte_level_tokenizer
 from nanolm.text.tokenizer_files.hugging_face import HuggingFace
+from nanolm.text.tokenizer_files.merges import merges_to_json
 from nanolm.text.tokenizer_files.published import named_tokenizer, read_ranks
-from nanolm.text.tokenizer_files.tokenizer_json import check, merges_to_json, read
+from nanolm.text.tokenizer_files.tokenizer_json import check, read
 
 __all__ = ["load_tokenizer", "named_tokenizer", "read_json"]
 
@@ -25,14 +28,15 @@ def load_tokenizer(path: Path) -> Tokenizer:
     file = path / "tokenizer.json"
     for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
         if (path / vocabulary).exists() and not file.exists():
-            return read_json(merges_to_json(path / vocabulary, path / merges), path / vocabulary)
+            text, defaults = merges_to_json(path / vocabulary, path / merges)
+            return read_json(text, path / vocabulary, defaults)
     return read_json(read(file), file)
 
 
-def read_json(text: str, file: Path) -> Tokenizer:
+def read_json(text: str, file: Path, defaults: Mapping[str, Any] | None = None) -> Tokenizer:
     """The tokenizer of a tokenizer.json, in the first of three implementations that supports it."""
     try:
-        contents = check(text, file)
+        contents = check(text, file, defaults)
         # nanolm's own files start with PADDING, and each merge makes the next token. In a hostile
         # file, a few merges could double a token's length over and over.
         if PADDING in text[:1000] and contents.merges is not None:
