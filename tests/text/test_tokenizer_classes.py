@@ -10,7 +10,6 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-from nanolm.errors import ModelError
 from nanolm.text.tokenizer import END_OF_TEXT, Tokenizer
 from nanolm.text.tokenizer_files import load_tokenizer
 from nanolm.text.tokenizer_files.byte_level import ByteLevelFile
@@ -37,10 +36,7 @@ def learned(suffix: str) -> tuple[dict[str, int], list[str]]:
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=700,
-        initial_alphabet=[*alphabet],
-        end_of_word_suffix=suffix,
-        show_progress=False,
+        vocab_size=700, initial_alphabet=[*alphabet], end_of_word_suffix=suffix, show_progress=False
     )
     library.train_from_iterator([*TEXTS, TEXTS[0].lower()], trainer)
     model = json.loads(library.to_str())["model"]

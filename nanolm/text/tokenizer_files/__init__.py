@@ -16,7 +16,10 @@ from nanolm.text.tokenizer_files.byte_level import byte_level_tokenizer
 from nanolm.text.tokenizer_files.hugging_face import HuggingFace
 from nanolm.text.tokenizer_files.merges import merges_to_json
 from nanolm.text.tokenizer_files.published import named_tokenizer, read_ranks
+from nanolm.text.tokenizer_files.sentencepiece import is_sentencepiece, sentencepiece_to_json
 from nanolm.text.tokenizer_files.tokenizer_json import check, read
+
+MODEL_FILES = ("tokenizer.model", "spiece.model", "qwen.tiktoken")  # without a tokenizer.json
 
 __all__ = ["load_tokenizer", "named_tokenizer", "read_json"]
 
@@ -24,13 +27,19 @@ __all__ = ["load_tokenizer", "named_tokenizer", "read_json"]
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a model folder, a tokenizer.json or a *.tiktoken file."""
     if not path.is_dir():
-        return read_ranks(path) if path.suffix == ".tiktoken" else read_json(read(path), path)
+        if path.suffix not in (".tiktoken", ".model"):
+            return read_json(read(path), path)
+        if path.suffix == ".tiktoken" or not is_sentencepiece(path):
+            return read_ranks(path)
+        text, defaults = sentencepiece_to_json(path)
+        return read_json(text, path, defaults)
     file = path / "tokenizer.json"
     for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
         if (path / vocabulary).exists() and not file.exists():
             text, defaults = merges_to_json(path / vocabulary, path / merges)
             return read_json(text, path / vocabulary, defaults)
-    return read_json(read(file), file)
+    others = [path / name for name in MODEL_FILES if (path / name).exists()]
+    return read_json(read(file), file) if file.exists() or not others else load_tokenizer(others[0])
 
 
 def read_json(text: str, file: Path, defaults: Mapping[str, Any] | None = None) -> Tokenizer:

@@ -153,10 +153,17 @@ def parse(text: str, file: Path) -> dict[str, Any]:
 
 def read(file: Path) -> str:
     try:
+        return read_bytes(file).decode()
+    except ValueError as error:
+        raise ModelError(f"{file} cannot be read: {error}") from None
+
+
+def read_bytes(file: Path) -> bytes:
+    try:
         if not file.is_file():
             raise ModelError(f"{file} {'is not a file' if file.exists() else 'does not exist'}")
         if file.stat().st_size > LARGEST_FILE:
             raise ModelError(f"{file} has over {LARGEST_FILE:,} bytes: too large for a tokenizer")
-        return file.read_bytes().decode()
+        return file.read_bytes()
     except (OSError, ValueError) as error:
         raise ModelError(f"{file} cannot be read: {error}") from None
