@@ -275,18 +275,23 @@ def utf8(text: str) -> bytes:
 
 
 def byte_level_json(
-    tokens: list[bytes], merges: list[Pair], pattern: str, special: dict[int, str]
+    tokens: list[bytes],
+    merges: list[Pair],
+    pattern: str,
+    special: dict[int, str],
+    ignore_merges: bool = False,  # whether a word that is a token is not merged from others
 ) -> str:
     """tokenizer.json for byte-level BPE: split by `pattern`, then apply `merges` in order."""
     spelled = {id: spell(token) for id, token in enumerate(tokens) if token}
     byte_level = {**BYTE_LEVEL, "use_regex": False}
     split = {"type": "Split", "pattern": {"Regex": pattern}, **ISOLATED}
+    model = {**BPE_MODEL, "ignore_merges": ignore_merges}
     vocabulary = {token: id for id, token in spelled.items()}
     pairs = [[spelled[left], spelled[right]] for left, right in merges]
     parts = {
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
         "decoder": byte_level,
-        "model": {**BPE_MODEL, "vocab": vocabulary, "merges": pairs},
+        "model": {**model, "vocab": vocabulary, "merges": pairs},
     }
     return tokenizer_json(parts, special)
 

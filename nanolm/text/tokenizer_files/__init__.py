@@ -15,7 +15,8 @@ from nanolm.text.tokenizer import PADDING, Tokenizer, own_tokenizer
 from nanolm.text.tokenizer_files.byte_level import byte_level_tokenizer
 from nanolm.text.tokenizer_files.hugging_face import HuggingFace
 from nanolm.text.tokenizer_files.merges import merges_to_json
-from nanolm.text.tokenizer_files.published import named_tokenizer, read_ranks
+from nanolm.text.tokenizer_files.published import Ranks, named_tokenizer
+from nanolm.text.tokenizer_files.ranks import read_ranks
 from nanolm.text.tokenizer_files.sentencepiece import is_sentencepiece, sentencepiece_to_json
 from nanolm.text.tokenizer_files.tokenizer_json import check, read
 
@@ -30,7 +31,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
         if path.suffix not in (".tiktoken", ".model"):
             return read_json(read(path), path)
         if path.suffix == ".tiktoken" or not is_sentencepiece(path):
-            return read_ranks(path)
+            made = read_ranks(path)
+            return made if isinstance(made, Ranks) else read_json(made[0], path, made[1])
         text, defaults = sentencepiece_to_json(path)
         return read_json(text, path, defaults)
     file = path / "tokenizer.json"
