@@ -190,6 +190,12 @@ dtype_option = partial(
 int8_option = partial(
     click.option, "--int8", is_flag=True, help="Quantize to int8; faster for large models on a CPU."
 )
+special_tokens_option = partial(
+    click.option,
+    "--special-tokens",
+    is_flag=True,
+    help="Recognize special tokens such as <|im_start|>, which are otherwise plain text.",
+)
 run_option = partial(click.option, cls=Option, heading="Run")
 
 

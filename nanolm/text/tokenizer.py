@@ -10,6 +10,7 @@ tokens come last. Hugging Face `tokenizers` reads tokenizer.json and gives the s
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -117,6 +118,11 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, without special tokens; invalid UTF-8 becomes U+FFFD."""
         return b"".join(self.tokens[id] for id in ids).decode(errors="replace")
+
+    def dropped(self, text: str) -> Counter[str]:
+        """The characters of `text` that no token stands for; some tokenizers of other models have
+        a limited set of characters."""
+        return Counter()
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
         """Bytes of text of each token, to convert a loss to bits per byte."""

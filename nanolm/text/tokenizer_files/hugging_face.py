@@ -2,6 +2,8 @@
 
 import math
 import threading
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -55,7 +57,8 @@ class HuggingFace(Tokenizer):
         # The other parts show how to get the text of a token from its name.
         parts = str([contents.whole.get(k) for k in ("normalizer", "pre_tokenizer", "decoder")])
         fallback, blank, spelled = (part in parts for part in ("ByteFallback", BLANK, "ByteLevel"))
-        suffix = contents.whole["model"].get("end_of_word_suffix") or ""
+        model = contents.whole["model"]
+        suffix = model.get("end_of_word_suffix") or ""
         tokens = [b""] * (max(ids.values()) + 1)
         others: list[int] = []
         for token, id in ids.items():
@@ -74,6 +77,7 @@ class HuggingFace(Tokenizer):
                 others.append(id)
         for id, text in zip(others, self._decode([[id] for id in others]), strict=True):
             tokens[id] = text.encode()
+        self.unknown: int | None = ids.get(model.get("unk_token"), model.get("unk_id"))
         super().__init__(tokens, **special)
 
     def encode_array(self, text: str) -> Ids:
@@ -87,6 +91,19 @@ class HuggingFace(Tokenizer):
         encode = partial(library.encode_batch, [text], add_special_tokens=False)
         with blamed(f"{self.file} cannot encode this text"):
             return in_time(encode, len(text))[0]
+
+    def dropped(self, text: str) -> Counter[str]:
+        text = unicodedata.normalize("NFC", text)  # a normalizer may join characters
+        encoded = self._encode(self.library, text)
+        kept = np.zeros(len(text), dtype=bool)
+        for id, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True):
+            kept[start:stop] |= id != self.unknown
+        lost = Counter(text[at] for at in np.flatnonzero(~kept).tolist() if not text[at].isspace())
+        for character in [*lost]:  # part of an unknown word, or joined with others
+            ids = set(self._encode(self.library, character).ids) - {self.unknown}
+            if any(self.tokens[id].strip() for id in ids):
+                del lost[character]
+        return lost
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._decode([list(ids)])[0]
