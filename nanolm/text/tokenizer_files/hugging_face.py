@@ -93,13 +93,17 @@ class HuggingFace(Tokenizer):
             return in_time(encode, len(text))[0]
 
     def dropped(self, text: str) -> Counter[str]:
-        text = unicodedata.normalize("NFC", text)  # a normalizer may join characters
+        # A normalizer may join characters, and only one of them counts as part of the token.
+        forms = dict.fromkeys([text, unicodedata.normalize("NFC", text)])
+        return min(map(self._dropped, forms), key=Counter.total)
+
+    def _dropped(self, text: str) -> Counter[str]:
         encoded = self._encode(self.library, text)
         kept = np.zeros(len(text), dtype=bool)
         for id, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True):
             kept[start:stop] |= id != self.unknown
         lost = Counter(text[at] for at in np.flatnonzero(~kept).tolist() if not text[at].isspace())
-        for character in [*lost]:  # part of an unknown word, or joined with others
+        for character in [*lost]:  # it may be part of an unknown word
             ids = set(self._encode(self.library, character).ids) - {self.unknown}
             if any(self.tokens[id].strip() for id in ids):
                 del lost[character]
