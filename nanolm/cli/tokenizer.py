@@ -46,8 +46,8 @@ COLORS = (24, 22, 94, 53, 58)  # backgrounds of the 256-color palette, dark enou
 def command() -> None:
     """Train, use, visualize and compare tokenizers.
 
-    A tokenizer is gpt2, cl100k, o200k, a file (tokenizer.json or *.tiktoken), or the folder of a
-    run or model. The default is the tokenizer of the newest run.
+    A tokenizer is gpt2, cl100k, o200k, a file (tokenizer.json, *.model or *.tiktoken), or the
+    folder of a run or model. The default is the tokenizer of the newest run.
     """
 
 

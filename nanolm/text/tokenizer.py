@@ -23,7 +23,13 @@ import tiktoken
 
 from nanolm.errors import DataError
 from nanolm.text.bpe import Pair, learn
-from nanolm.text.saving import tokenizer_config, with_end
+from nanolm.text.saving import (
+    BPE_MODEL,
+    byte_level_json,
+    tokenizer_config,
+    tokenizer_json,
+    with_end,
+)
 from nanolm.text.words import SPLIT, count_words
 
 END_OF_TEXT = "<|endoftext|>"  # before every document; also the start of an empty prompt
@@ -32,19 +38,6 @@ SPECIAL = 2  # special tokens
 
 Ids = npt.NDArray[np.integer[Any]]
 LONG_STRETCH = 100_000  # spaces in a row that tiktoken can surely encode
-
-# tokenizer.json spells bytes as printable characters: printable Latin-1 as itself, the other 68
-# bytes as the characters from U+0100 on, in order.
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-SPELLING = {byte: chr(byte) for byte in _PRINTABLE} | {
-    byte: chr(0x100 + n) for n, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
-}
-
-_UNSET = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-_OFF = ("fuse_unk", "byte_fallback", "ignore_merges")
-BPE_MODEL: dict[str, Any] = {"type": "BPE", **dict.fromkeys(_UNSET), **dict.fromkeys(_OFF, False)}
-ISOLATED = {"behavior": "Isolated", "invert": False}
-BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
 
 
 class Tokenizer(ABC):
@@ -132,12 +125,18 @@ class Tokenizer(ABC):
         """A hash of everything that determines the ids and their meaning."""
         return hashlib.sha256(f"{self.to_json()}{self.special}".encode()).hexdigest()
 
+    def with_end(self) -> str:
+        """The contents of a tokenizer.json that adds the end-of-text token to every text."""
+        return with_end(self.to_json(), self.special[self.end_of_text], self.end_of_text)
+
     def save(self, folder: Path, context: int, end: bool = False) -> None:
         """Write tokenizer.json, and tokenizer_config.json for `transformers`. With `end`, these add
         the end-of-text token to every text."""
-        text = with_end(self) if end else self.to_json()
+        text = self.with_end() if end else self.to_json()
         (folder / "tokenizer.json").write_text(text, encoding="utf-8")
-        config = tokenizer_config(self, context, end)
+        ids = {"bos": self.start_of_text, "eos": self.end_of_text, "pad": self.padding}
+        special = {f"{key}_token": self.special[id] for key, id in ids.items()}
+        config = tokenizer_config(special, context, self.config, end)
         (folder / "tokenizer_config.json").write_text(config, encoding="utf-8")
 
 
@@ -268,7 +267,7 @@ def own_tokenizer(text: str) -> Tokenizer | None:
             tokenizer = ByteLevel([(vocab[left], vocab[right]) for left, right in model["merges"]])
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
-    ours = tokenizer.to_json() == text or with_end(tokenizer) == text
+    ours = tokenizer.to_json() == text or tokenizer.with_end() == text
     return tokenizer if ours else None
 
 
@@ -278,39 +277,3 @@ def utf8(text: str) -> bytes:
     except UnicodeEncodeError as error:
         wrong = f"a lone surrogate at character {error.start:,}"
         raise DataError(f"the text is not valid Unicode: {wrong}") from None
-
-
-def byte_level_json(
-    tokens: list[bytes],
-    merges: list[Pair],
-    pattern: str,
-    special: dict[int, str],
-    ignore_merges: bool = False,  # whether a word that is a token is not merged from others
-) -> str:
-    """tokenizer.json for byte-level BPE: split by `pattern`, then apply `merges` in order."""
-    spelled = {id: spell(token) for id, token in enumerate(tokens) if token}
-    byte_level = {**BYTE_LEVEL, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": pattern}, **ISOLATED}
-    model = {**BPE_MODEL, "ignore_merges": ignore_merges}
-    vocabulary = {token: id for id, token in spelled.items()}
-    pairs = [[spelled[left], spelled[right]] for left, right in merges]
-    parts = {
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "decoder": byte_level,
-        "model": {**model, "vocab": vocabulary, "merges": pairs},
-    }
-    return tokenizer_json(parts, special)
-
-
-def tokenizer_json(parts: dict[str, Any], special: dict[int, str] | list[dict[str, Any]]) -> str:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    if isinstance(special, dict):
-        flags |= {"special": True}
-        special = [{"id": id, "content": text, **flags} for id, text in special.items()]
-    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": special}
-    whole |= {"normalizer": None, "post_processor": None, **parts}
-    return json.dumps(whole, ensure_ascii=False, indent=1) + "\n"
-
-
-def spell(token: bytes) -> str:
-    return "".join(SPELLING[byte] for byte in token)

@@ -2,8 +2,9 @@
 
     >>> load_tokenizer(Path("runs/x/last"))  # or a tokenizer.json, or a *.tiktoken
 
-`published` reads tiktoken ranks. `byte_level` reads a tokenizer.json that tiktoken encodes with the
-same ids, which covers most current models. `hugging_face` uses that library for the rest.
+`byte_level` reads a tokenizer.json that tiktoken encodes with the same ids, which covers most
+current models. `hugging_face` uses that library for the rest. `merges`, `sentencepiece` and `ranks`
+convert other files to a tokenizer.json; OpenAI's ranks (`published`) are used as they are.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ __all__ = ["load_tokenizer", "named_tokenizer", "read_json"]
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a model folder, a tokenizer.json or a *.tiktoken file."""
+    """The tokenizer of a model folder, or of a tokenizer file."""
     if not path.is_dir():
         if path.suffix not in (".tiktoken", ".model"):
             return read_json(read(path), path)

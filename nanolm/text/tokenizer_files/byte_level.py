@@ -8,7 +8,8 @@ import numpy as np
 import regex
 
 from nanolm.text import NAMED
-from nanolm.text.tokenizer import ISOLATED, Ids, Tiktoken, utf8
+from nanolm.text.saving import ISOLATED
+from nanolm.text.tokenizer import Ids, Tiktoken, utf8
 from nanolm.text.tokenizer_files.published import CONTRACTION, GPT2, O200K, PUBLISHED, last_parts
 from nanolm.text.tokenizer_files.tokenizer_json import BYTE_OF_CHARACTER, Contents, special_tokens
 from nanolm.text.words import SPLIT

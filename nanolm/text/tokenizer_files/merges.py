@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from nanolm.errors import ModelError
-from nanolm.text.tokenizer import BPE_MODEL, BYTE_LEVEL, END_OF_TEXT, ISOLATED, tokenizer_json
+from nanolm.text.saving import BPE_MODEL, BYTE_LEVEL, ISOLATED, tokenizer_json
+from nanolm.text.tokenizer import END_OF_TEXT
 from nanolm.text.tokenizer_files.byte_level import QWEN
 from nanolm.text.tokenizer_files.tokenizer_json import parse, read, read_near, read_settings
 

@@ -8,7 +8,8 @@ import tiktoken
 
 from nanolm.errors import UsageError, did_you_mean
 from nanolm.text import NAMED
-from nanolm.text.tokenizer import END_OF_TEXT, Tiktoken, byte_level_json
+from nanolm.text.saving import byte_level_json
+from nanolm.text.tokenizer import END_OF_TEXT, Tiktoken
 
 DOWNLOAD_TIMEOUT = 60  # seconds for 4 MB; tiktoken itself would wait forever
 

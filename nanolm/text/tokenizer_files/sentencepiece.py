@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import regex
 
 from nanolm.errors import ModelError
-from nanolm.text.tokenizer import BPE_MODEL, ISOLATED, tokenizer_json
+from nanolm.text.saving import BPE_MODEL, ISOLATED, tokenizer_json
 from nanolm.text.tokenizer_files.merges import CURE, added_tokens, content, tokenizer_class
 from nanolm.text.tokenizer_files.tokenizer_json import read_bytes, read_settings
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nanolm.errors import ModelError
-from nanolm.text.tokenizer import END_OF_TEXT, SPELLING
+from nanolm.text.saving import SPELLING
+from nanolm.text.tokenizer import END_OF_TEXT
 
 LARGEST_FILE = 64_000_000  # bytes; the largest real ones (260,000 tokens) have 35 million
 MOST_VALUES = 5_000_000  # JSON values, which take memory; the largest real ones have 2 million
