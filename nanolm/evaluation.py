@@ -8,7 +8,7 @@ tokenizers are comparable. The markers between documents have no bytes and are n
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,7 +25,7 @@ from nanolm.model.base import Model
 from nanolm.text.corpus import read_corpus
 from nanolm.text.decoding import Reading
 from nanolm.text.sources import find_sources
-from nanolm.text.store import encode_corpus, mapped
+from nanolm.text.store import dropped_from, encode_corpus, mapped
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.tokens import Store
 from nanolm.training.distributed import ALONE, World
@@ -66,6 +66,7 @@ def evaluate_texts(
     stride: int | None = None,
     keep: int = 0,
     full_windows: bool = False,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[Score]:
     """Score the texts given by `names` with each model, in windows of the given size."""
     cache = cache_folder()
@@ -78,6 +79,8 @@ def evaluate_texts(
         characters -= corpus.documents
         for each, window in models:
             model, tokenizer = each.model.to(device), each.tokenizer
+            if dropped := dropped_from(corpus, tokenizer):
+                note(dropped)
             with tempfile.TemporaryFile(dir=cache) as file:  # which a kill cannot leave behind
                 encode_corpus(corpus, tokenizer, file, report)
                 ids = mapped(file, tokenizer)

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -49,7 +49,7 @@ def commit(
     name: str,
     write: Callable[[Path], None],
     size: int = 0,
-    unlisted: Container[str] = (),
+    unlisted: Collection[str] = (),
 ) -> Path:
     """Create `parent/name` from what `write` puts into the folder it is given: about `size` bytes,
     if known. Users may edit the `unlisted` files, which are not in the manifest."""
@@ -282,7 +282,7 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, kind)
 
 
-def retire(folder: Path, unlisted: Container[str] = ()) -> str:
+def retire(folder: Path, unlisted: Collection[str] = ()) -> str:
     """Remove a superseded folder if that is safe. Otherwise rename it and return a message that
     says why."""
     if why := why_keep(folder, unlisted):
@@ -291,7 +291,7 @@ def retire(folder: Path, unlisted: Container[str] = ()) -> str:
     return ""
 
 
-def why_keep(folder: Path, unlisted: Container[str] = ()) -> str:
+def why_keep(folder: Path, unlisted: Collection[str] = ()) -> str:
     """Why not to remove a superseded folder: damage, or files of others. Empty if it is safe."""
     try:
         known = verify(folder)

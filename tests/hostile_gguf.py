@@ -224,7 +224,7 @@ CASES: dict[str, tuple[Damage, str]] = {
         "missing",
     ),
     "a tensor of another name": (info(NORM, name=b"evil.weight"), "evil.weight: not part of this"),
-    "a tensor of another shape": (info(NORM, shape=[16, 2]), "but header implies (32,)"),
+    "a tensor of another shape": (info(NORM, shape=[16, 2]), "but the config implies (32,)"),
     "an infinite scale": (scale(0x7C00), "its values are not finite"),
     "a scale that is no number": (scale(0x7E00), "its values are not finite"),
     "no architecture": (key("general.architecture", ...), "general.architecture is missing"),

@@ -194,7 +194,7 @@ def command(
         pairs = list(zip(models, windows, strict=True))
         kept = sys.maxsize if per_token else PAGE_TOKENS if html is not None else 0
         scores = evaluate_texts(
-            pairs, corpus, reading, where, view.report, stride, kept, full_windows
+            pairs, corpus, reading, where, view.report, stride, kept, full_windows, note
         )
     tokenizer, score = models[0].tokenizer, scores[0]
     if html is not None:

@@ -194,6 +194,12 @@ int8_option = partial(
 adapter_option = partial(
     click.option, "--adapter", metavar=ADAPTER[0], help="LoRA adapter to merge, in PEFT's format."
 )
+special_tokens_option = partial(
+    click.option,
+    "--special-tokens",
+    is_flag=True,
+    help="Recognize special tokens such as <|im_start|>, which are otherwise plain text.",
+)
 run_option = partial(click.option, cls=Option, heading="Run")
 
 

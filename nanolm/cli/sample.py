@@ -26,6 +26,7 @@ from nanolm.cli.options import (
     int8_option,
     json_option,
     options_of,
+    special_tokens_option,
     unknown,
     unwritable,
 )
@@ -66,6 +67,7 @@ TABLE: Table = {
     help="Read the prompt from a file; can be repeated.",
 )
 @click.option("--each-line", is_flag=True, help="Treat each line of the file or stdin as a prompt.")
+@special_tokens_option()
 @click.option("--interactive", is_flag=True, help="Ask for prompts in a loop.")
 @click.option("-n", "count", type=int, default=1, show_default=True, help="Samples per prompt.")
 @click.option("--seed", type=int, help=f"{DECLARATIONS['seed'].help}  [default: random]")
@@ -89,6 +91,7 @@ def command(
     prompts: tuple[str, ...],
     files: tuple[str, ...],
     each_line: bool,
+    special_tokens: bool,
     interactive: bool,
     count: int,
     seed: int | None,
@@ -149,6 +152,7 @@ def command(
         asked = prompts_in(sys.stdin.buffer.read() if piped else b"", "stdin", each_line)
 
     name, writer = ready(run, device, dtype, int8, adapter)
+    writer.tokenizer.parse_special = special_tokens
     writing = SampleSession(writer, params, count, shown, top)
     if not params.effectively_greedy and params.beams == 1:
         note(f"seed {params.seed}" + ", incremented for each prompt" * interactive)

@@ -20,8 +20,10 @@ from nanolm.errors import ModelError
 from nanolm.gguf.blocks import Floats
 from nanolm.gguf.file import Header, TensorInfo, read_header
 from nanolm.model.config import GPTConfig, RopeScaling
-from nanolm.model.config_json import GPT2_SIZES, LLAMA_SIZES, SCALINGS, config_from_json, model_type
+from nanolm.model.config_json import config_from_json, model_type
+from nanolm.model.families import GPT2_SIZES, LLAMA_SIZES
 from nanolm.model.json_values import Values
+from nanolm.model.rope_json import SCALINGS
 from nanolm.model.shapes import Config, Shape
 
 ARCHITECTURES = ("qwen3", "llama", "gpt2")
@@ -69,7 +71,9 @@ def why_not(config: Config) -> str:
     if not isinstance(config, GPTConfig):
         return "it is not a Transformer language model"
     if family not in ARCHITECTURES:
-        return why
+        return why or f"nanolm writes {', '.join(ARCHITECTURES)}, not {family}"
+    if config.attention_bias is not None:
+        return "its biases are in only some layers"
     if family != "llama" and config.rope_scaling and config.rope_scaling.kind == "llama3":
         return f"its {family} does not support the llama3 scaling of RoPE"
     if config.context >= 1 << 32:

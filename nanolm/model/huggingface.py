@@ -30,7 +30,7 @@ from nanolm.model.finite import LARGE, checked, root_mean_square
 from nanolm.model.positions import sinusoidal_table
 from nanolm.model.seq2seq import Seq2Seq
 from nanolm.model.shapes import Config
-from nanolm.text.tokenizer import Tokenizer, with_end
+from nanolm.text.tokenizer import Tokenizer
 
 M = TypeVar("M", Model, Classifier, Seq2Seq)
 N = TypeVar("N", Model, Seq2Seq)
@@ -81,7 +81,7 @@ def save_seq2seq(
     stored.write_json(folder / "generation_config.json", {**search, **ends, **never})
     tokenizer.save(folder, config.context, end=True)
     if source_tokenizer is not None:
-        source = with_end(source_tokenizer)
+        source = source_tokenizer.with_end()
         (folder / stored.SOURCE_TOKENIZER).write_text(source, encoding="utf-8")
     save_weights(model, folder, shard)
 

@@ -27,8 +27,8 @@ from nanolm.model.config import (
 )
 from nanolm.model.config_json import config_from_json, model_type
 from nanolm.model.families import CLASSES, LLAMA_LIKE
-from nanolm.model.marian_json import SEQ2SEQ
 from nanolm.model.gguf import GGUFWeights, gguf_config
+from nanolm.model.marian_json import SEQ2SEQ
 from nanolm.model.shapes import Config, Shape, parameter_shapes
 
 WEIGHTS = "model.safetensors"
@@ -214,7 +214,7 @@ def checked_tensors(
         layers += config.encoder_layers if isinstance(config, Seq2SeqConfig) else 0
         if layers > len(tensors) and not partial:  # before building that many
             raise ModelError(f"{folder} does not match its {described}: fewer than {layers} layers")
-        if problems := mismatches(config, tensors, partial, described):
+        if problems := mismatches(config, tensors, partial):
             raise mismatch(f"{folder} does not match its {described}", problems)
         yield tensors
 
@@ -294,9 +294,7 @@ def has_adapter(folder: Path) -> bool:
     return is_partial(folder) and (folder / ADAPTER).is_dir()
 
 
-def mismatches(
-    config: Config, tensors: dict[str, StoredTensor], partial: bool, described: str
-) -> list[str]:
+def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) -> list[str]:
     """Tensors that are missing or unexpected, or have another shape or an unsupported dtype. In a
     partial checkpoint, names and shapes are those in memory, and none counts as missing."""
     shapes = parameter_shapes(config)
@@ -320,7 +318,7 @@ def shape_problems(
         if name not in expected:
             found.append(f"{name}: not part of this model")
         elif stored.shape != expected[name]:
-            found.append(f"{name}: shape {stored.shape}, but {described} implies {expected[name]}")
+            found.append(f"{name}: shape {stored.shape}, but the config implies {expected[name]}")
         if stored.dtype not in READ:
             found.append(f"{name}: dtype {stored.dtype}; nanolm does not support quantized weights")
     return found

@@ -19,28 +19,21 @@ from nanolm import files
 from nanolm.choice import Report
 from nanolm.errors import ModelError, UsageError
 from nanolm.gguf.blocks import FORMATS, Bytes, Floats, quantize
-from nanolm.gguf.file import read_header, write_gguf
+from nanolm.gguf.file import write_gguf
 from nanolm.model.config import GPTConfig
 from nanolm.model.finite import root_mean_square
 from nanolm.model.gguf import FREQUENCIES, frequency_factors, gguf_values, stored_as, why_not
 from nanolm.model.huggingface import suppressed_tokens
 from nanolm.model.shapes import Shape
-from nanolm.model.stored import (
-    StoredTensor,
-    checked_tensors,
-    load_config,
-    read_json,
-    tensor_mappings,
-)
+from nanolm.model.stored import StoredTensor, checked_tensors, load_config, tensor_mappings
 from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.tokenizer_files.gguf import tokenizer_values
-from nanolm.text.tokenizer_files.tokenizer_json import CLOSE_TURN, OPEN_TURN, read
+from nanolm.text.tokenizer_files.tokenizer_json import CLOSE_TURN, OPEN_TURN
 
 # Half the size of float32, and hardly any loss: bits per byte change by less than 0.01 %.
 DEFAULT = "f16"
 FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "bf16": 32}  # numbers of llama.cpp
-TEMPLATE = "tokenizer.chat_template"
 # Parts of models that take little room, or that 4 bits would harm most.
 NEVER_ROUNDED, EIGHT_BITS = ("position_embd.weight",), ("token_embd.weight", "output.weight")
 CHATML = (
@@ -92,10 +85,9 @@ def export_gguf(
     if never := suppressed_tokens(folder, tokenizer.vocab_size):
         seen = f"nanolm never generates the {len(never):,} tokens that were not seen in training"
         notes.append(f"{seen}; GGUF cannot say so, and llama.cpp might")
-    template = chat_template(folder)
     values = {**gguf_values(config), "general.name": to.stem, "general.type": "model"}
     values |= {"general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}
-    values |= {**own_values, **({TEMPLATE: template} if template else {})}
+    values |= own_values
     with checked_tensors(folder, config, "pt") as stored, files.replacing(to) as temporary:
         tensors = list(tensors_of(stored, config, dtype))
         if whole := [each.name for each in tensors if each.format == "F16" and dtype[0] == "q"]:
@@ -156,21 +148,6 @@ def converted(tensor: Written, dtype: str) -> Bytes:
             wrong = f"{tensor.name} has values up to {largest:,.0f}, too large for {dtype}"
             raise ModelError(f"{wrong}; try --type bf16")
     return quantize(numbers, tensor.format)
-
-
-def chat_template(folder: Path) -> str | None:
-    """The template of conversations that comes with a model."""
-    settings = folder / "tokenizer_config.json"
-    if folder.is_file():
-        template = read_header(folder).values.get(TEMPLATE)
-    elif (file := folder / "chat_template.jinja").is_file():
-        template = read(file)
-    else:
-        template = read_json(settings).get("chat_template") if settings.is_file() else None
-    for each in template if isinstance(template, list) else ():  # several, by name
-        if isinstance(each, dict) and each.get("name") == "default":
-            template = each.get("template")
-    return template.encode(errors="replace").decode() if isinstance(template, str) else None
 
 
 def ollama_modelfile(name: str, config: GPTConfig, tokenizer: Tokenizer) -> str:

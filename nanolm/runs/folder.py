@@ -49,7 +49,7 @@ FINISHED, STOPPED_EARLY = "finished", "stopped early"
 CHECKPOINTS, LINKS = "checkpoints", ("best", "last")
 OURS = re.compile(r"step-|final$|damaged-|\.(tmp-|trash-|lock$|extending$)|JOURNAL\.json$")
 NO_SENTENCEPIECE = (
-    "nanolm does not read SentencePiece files. For a Pegasus model, transformers writes a "
+    "Its SentencePiece files are not enough. For a Pegasus model, transformers writes a "
     'tokenizer.json: AutoTokenizer.from_pretrained("NAME").save_pretrained("FOLDER"). Published '
     "Marian models (opus-mt) cannot be converted; train your own with `nanolm train-pairs`"
 )

@@ -27,7 +27,8 @@ from nanolm.model.config import GPTConfig, RopeScaling, configure
 from nanolm.model.huggingface import load_model, save_model
 from nanolm.runs import export_gguf as module
 from nanolm.runs.export_gguf import Export, export_gguf
-from nanolm.text.tokenizer import BYTE_LEVEL, Tokenizer, train_tokenizer
+from nanolm.text.saving import BYTE_LEVEL
+from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 from nanolm.text.tokenizer_files import read_json
 
 TEXT = Path(__file__).parents[2] / "data" / "stories.txt"

@@ -13,21 +13,14 @@ from typing import Any, TypeGuard
 
 from nanolm.errors import ModelError
 from nanolm.gguf.file import Header
-from nanolm.text.tokenizer import (
-    BPE_MODEL,
-    BYTE_LEVEL,
-    END_OF_TEXT,
-    ISOLATED,
-    Characters,
-    Tokenizer,
-    tokenizer_json,
-)
+from nanolm.text.saving import BPE_MODEL, BYTE_LEVEL, ISOLATED, tokenizer_json
+from nanolm.text.tokenizer import END_OF_TEXT, Characters, Tokenizer
 from nanolm.text.tokenizer_files.byte_level import AFFIXES, DIGITS, MISTRAL, QWEN, split_pattern
 from nanolm.text.tokenizer_files.published import CL100K, GPT2, O200K
 from nanolm.text.tokenizer_files.tokenizer_json import Contents, check
 from nanolm.text.words import SPLIT
 
-PREFIX = "tokenizer.ggml."
+PREFIX, TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
 NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6  # types of tokens
 BLANK = "\u2581"  # how SentencePiece writes a space
 UNWRITABLE = "<U+2581>"  # the token of the same character in a text
@@ -70,7 +63,18 @@ def tokenizer_values(tokenizer: Tokenizer, vocab_size: int) -> tuple[dict[str, A
         values["eot_token_id"] = others[0]
     if len(tokenizer.begin) > 1:
         raise ModelError("GGUF cannot express a tokenizer that adds several tokens before a text")
-    return {f"{PREFIX}{key}": value for key, value in values.items()}, notes
+    named = {f"{PREFIX}{key}": value for key, value in values.items()}
+    if template := chat_template(tokenizer):
+        named[TEMPLATE] = template
+    return named, notes
+
+
+def chat_template(tokenizer: Tokenizer) -> str | None:
+    template = tokenizer.config.get("chat_template")
+    for each in template if isinstance(template, list) else ():  # several, by name
+        if isinstance(each, dict) and each.get("name") == "default":
+            template = each.get("template")
+    return template.encode(errors="replace").decode() if isinstance(template, str) else None
 
 
 Spelled = tuple[dict[str, Any], dict[int, str], dict[int, int]]  # values, names and types of tokens
@@ -113,8 +117,8 @@ def byte_level_values(contents: Contents, notes: list[str]) -> Spelled:
     return values, {id: name for name, id in contents.ids.items()}, types
 
 
-def tokenizer_of(header: Header) -> tuple[str, list[dict[str, Any]], dict[str, int]]:
-    """The contents of the tokenizer.json with the same meaning, those of the files next to it, and
+def tokenizer_of(header: Header) -> tuple[str, dict[str, Any], dict[str, int]]:
+    """The contents of the tokenizer.json and the tokenizer_config.json with the same meaning, and
     the ids of all tokens."""
     values = {k.removeprefix(PREFIX): v for k, v in header.values.items() if k.startswith(PREFIX)}
     kind, tokens = values.get("model"), values.get("tokens")
@@ -129,9 +133,9 @@ def tokenizer_of(header: Header) -> tuple[str, list[dict[str, Any]], dict[str, i
     ids = {token: id for id, token in used.items()}
     if len(ids) < len(used):
         raise ModelError(f"{header.path}: {PREFIX}tokens has duplicates")
-    begin, near = read_special(header, values, used)
+    begin, settings = read_special(header, values, used)
     if kind == "llama":
-        return own_characters(header, values, tokens).to_json(), near, ids
+        return own_characters(header, values, tokens).to_json(), settings, ids
     added = {id: token for id, token in used.items() if types[id] in (CONTROL, USER_DEFINED)}
     last = list(added) == list(range(len(used) - len(added), len(used)))
     vocabulary = {token: id for token, id in ids.items() if not last or id not in added}
@@ -142,7 +146,7 @@ def tokenizer_of(header: Header) -> tuple[str, list[dict[str, Any]], dict[str, i
             new["special"] = types[new["id"]] == CONTROL
         whole["post_processor"] = begin and opening(begin)
         text = json.dumps(whole, ensure_ascii=False)
-    return text, near, ids
+    return text, settings, ids
 
 
 def own_characters(header: Header, values: dict[str, Any], tokens: list[str]) -> Characters:
@@ -161,8 +165,8 @@ def own_characters(header: Header, values: dict[str, Any], tokens: list[str]) ->
 
 def read_special(
     header: Header, values: dict[str, Any], used: dict[int, str]
-) -> tuple[str | None, list[dict[str, Any]]]:
-    """The token before every text, if any, and the special tokens as in the files of a folder."""
+) -> tuple[str | None, dict[str, Any]]:
+    """The token before every text, if any, and the special tokens as in tokenizer_config.json."""
     names = {key: f"{key}_token_id" for key in ("bos", "eos", "eot", "padding")}
     ids = {key: values[name] for key, name in names.items() if name in values}
     for key, id in ids.items():
@@ -173,8 +177,9 @@ def read_special(
         settings["pad_token"] = used[ids["padding"]]
     adds = values.get("add_bos_token", values["model"] == "llama" or values.get("pre") in BEGINS)
     begin = settings.get("bos_token") if adds else None
-    stops = [ids[key] for key in ("eos", "eot") if key in ids]
-    return begin, [settings, {"eos_token_id": stops}, {}]
+    if isinstance(template := header.values.get(TEMPLATE), str):
+        settings["chat_template"] = template
+    return begin, settings | {"eos_token_id": [ids[key] for key in ("eos", "eot") if key in ids]}
 
 
 def opening(begin: str) -> dict[str, Any]:
