@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -118,7 +118,12 @@ class ClassifierTask(Task):
         use_attention(model.base, self.settings)
         # On a CPU, bfloat16 is only for the matrix products of a training step.
         self.low = self.settings.dtype == "bfloat16" and device != "cpu"
-        self.batching = (model.device, self.low, progress, "computing features")
+
+        def report(*how_far: Any) -> None:
+            self.check_stop()
+            progress(*how_far)
+
+        self.batching = (model.device, self.low, report, "computing features")
 
     def start(self) -> LinearProbe | None:
         """Run the frozen layers once for each text, and start the head from a linear probe."""
@@ -230,7 +235,7 @@ class ClassifierTask(Task):
         return loss, seen
 
     def logits(self, data: Encoded) -> Logits:
-        return predict(self.classifier, len(self.split.labels), data, self.low)
+        return predict(self.classifier, len(self.split.labels), data, self.low, self.check_stop)
 
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
         logits, truth = self.logits(self.val), self.split.val.truth
