@@ -8,7 +8,7 @@ tokenizers are comparable. The markers between documents have no bytes and are n
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from nanolm.machine import cache_folder
 from nanolm.model.base import Model
 from nanolm.text.corpus import read_corpus
 from nanolm.text.decoding import Reading
+from nanolm.text.documents import plain_json
 from nanolm.text.sources import find_sources
 from nanolm.text.store import encode_corpus, mapped
 from nanolm.text.tokenizer import Tokenizer
@@ -65,10 +66,13 @@ def evaluate_texts(
     report: Report,
     stride: int | None = None,
     keep: int = 0,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[Score]:
     """Score the texts given by `names` with each model, in windows of the given size."""
     cache = cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)
+    for text in [*sources.notes, *plain_json(sources.files, reading)]:
+        note(text)
     scores = []
     with read_corpus(sources, reading, cache, report) as corpus:
         # Count the first bytes of characters, without the markers before documents.

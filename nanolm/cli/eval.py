@@ -163,7 +163,8 @@ def command(
         refuse(problems)
         pairs = list(zip(models, windows, strict=True))
         kept = sys.maxsize if per_token else PAGE_TOKENS if html is not None else 0
-        scores = evaluate_texts(pairs, corpus, reading, where, view.report, stride, keep=kept)
+        how = (reading, where, view.report, stride, kept, note)
+        scores = evaluate_texts(pairs, corpus, *how)
     tokenizer, score = models[0].tokenizer, scores[0]
     if html is not None:
         write_page(Path(html), run, tokenizer, score)
