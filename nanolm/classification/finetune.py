@@ -262,6 +262,9 @@ def finish(
         task.classifier.score.weight /= temperature
     test_logits = task.logits(task.test) if task.test else None  # before anything is written
     save_final(task, run, state)
+    if task.base and task.refers_to_base():
+        whole = f"`nanolm export {run.path} --to FOLDER` writes a whole model"
+        notify(Note(f"{run.path}/best needs {task.base.folder} for the frozen weights; {whole}"))
 
     def measure(part: Texts, logits: Logits, temperature: float, file: str) -> tuple[Any, ...]:
         scores = score(logits, part.truth, labels, temperature)
@@ -281,7 +284,10 @@ def finish(
 
 def save_final(task: ClassifierTask, run: Run, state: State) -> None:
     def write(folder: Path) -> None:
-        huggingface.save_model(task.whole(), folder, task.tokenizer)
+        if task.refers_to_base():
+            task.snapshot()(folder)
+        else:
+            huggingface.save_model(task.whole(), folder, task.tokenizer)
         best = {"step": state.best_step, "seconds": state.seconds}
         (folder / "state.json").write_text(json.dumps(best) + "\n", encoding="utf-8")
 

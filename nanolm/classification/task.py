@@ -48,6 +48,8 @@ LANGUAGE_HEAD = "language_head.safetensors"
 ADAMW_MATRICES = ("base.token_embedding.weight", "score.weight", "language_head.weight")
 ADAMW_RATE = 1.5
 MOST_CACHED_BYTES = 1 << 30  # of hidden states kept in memory
+# A finished classifier is whole, unless that takes so many bytes and less than this was trained.
+LARGE_COPY, TRAINED_SHARE = 100_000_000, 0.1
 # A head that starts from the probe learns so slowly that a step changes its logits by at most this
 # much times the learning rate. Features of a language model are large and correlated: at the
 # learning rate of the other weights, a single step would undo the fit of the probe.
@@ -257,6 +259,13 @@ class ClassifierTask(Task):
     def is_partial(self) -> bool:
         """Whether checkpoints omit the weights of the base model."""
         return self.base is not None and self.settings.train != "all"
+
+    def refers_to_base(self) -> bool:
+        """Whether the finished classifier omits these weights as well, because a copy of a large
+        model would be many times as large as what was trained."""
+        whole = super().saved_bytes()
+        small_part = self.saved_bytes() < TRAINED_SHARE * whole
+        return self.is_partial() and whole > LARGE_COPY and small_part
 
     def saved_bytes(self) -> int:
         if not self.is_partial():

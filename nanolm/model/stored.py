@@ -7,7 +7,9 @@ Imports no torch; the weights themselves are read and written by huggingface.py.
 """
 
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -93,7 +95,8 @@ EMBEDDINGS = {part: f"{part}.embed_tokens.weight" for part in ("encoder", "decod
 UNUSED = "shared.weight"  # transformers 5 stores it even if encoder and decoder have their own
 POSITIONS = tuple(f"{part}.embed_positions.weight" for part in ("encoder", "decoder"))
 LINEAR = ("attention.qkv", "attention.out", "feed_forward.up", "feed_forward.out")
-READ = {"F64", "F32", "F16", "BF16"}
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+MOST_BASES = 10  # partial checkpoints that refer to others
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # A plain file name inside the folder.
 SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
@@ -236,6 +239,28 @@ def is_partial(folder: Path) -> bool:
     return (folder / BASE).exists()
 
 
+def base_folder(folder: Path) -> Path:
+    """The model folder that a partial checkpoint refers to."""
+    path = read_json(folder / BASE).get("folder")
+    if not isinstance(path, str):
+        raise ModelError(f"{folder / BASE} does not name the base model")
+    return Path(path)
+
+
+def stored_dtype(folder: Path) -> str:
+    """The precision that most weights of a model are stored in, such as "bfloat16"; of a partial
+    checkpoint, those of its base model, if that is still there."""
+    for _ in range(MOST_BASES):
+        if is_partial(folder) and (base := base_folder(folder)).is_dir():
+            folder = base
+    sizes: Counter[str] = Counter()
+    with ExitStack() as stack:
+        for tensor in open_weights(folder, stack, "", "numpy").values():
+            sizes[tensor.dtype] += math.prod(tensor.shape)
+    (dtype, _), *_ = sizes.most_common(1) or [("F32", 0)]
+    return DTYPES.get(dtype, dtype)
+
+
 def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) -> list[str]:
     """Tensors that are missing or unexpected, or have another shape or an unsupported dtype. In a
     partial checkpoint, names and shapes are those in memory, and none counts as missing."""
@@ -254,7 +279,7 @@ def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) 
             found.append(f"{name}: not part of this model")
         elif stored.shape != expected[name]:
             found.append(f"{name}: shape {stored.shape}, but config.json implies {expected[name]}")
-        if stored.dtype not in READ:
+        if stored.dtype not in DTYPES:
             found.append(f"{name}: dtype {stored.dtype}; nanolm does not support quantized weights")
     return found
 

@@ -9,7 +9,14 @@ from nanolm.errors import DataError, ModelError
 from nanolm.model.config import ClassifierConfig, Seq2SeqConfig
 from nanolm.model.config_json import model_type
 from nanolm.model.shapes import parameters_by_part
-from nanolm.model.stored import checked_tensors, load_any_config, read_json
+from nanolm.model.stored import (
+    base_folder,
+    checked_tensors,
+    is_partial,
+    load_any_config,
+    read_json,
+    stored_dtype,
+)
 from nanolm.runs.folder import Run, find_model, model_tokenizer, model_tokenizers
 
 TESTED_READER = "transformers 5.22 ({}, AutoTokenizer)"  # the tests load each family
@@ -61,11 +68,14 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
     folder = find_model(name, note)
     config = load_any_config(folder)
     parts = parameters_by_part(config)
-    with checked_tensors(folder, config) as tensors:
-        numbers = ", ".join(sorted({stored.dtype for stored in tensors.values()}))
+    with checked_tensors(folder, config):
+        numbers = stored_dtype(folder)
     tokenizer = source = model_tokenizer(folder)
     files = [file for file in sorted(folder.iterdir()) if file.is_file()]
     kind, why = model_type(config)
+    only_nanolm = kind == "nanolm" or is_partial(folder)
+    if is_partial(folder):
+        why = f"the frozen weights are in {base_folder(folder)}"
     architecture, loader = asdict(config), "AutoModelForCausalLM"
     if isinstance(config, ClassifierConfig):
         architecture["labels"], loader = list(config.labels), "AutoModelForSequenceClassification"
@@ -85,7 +95,7 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
         else {"kind": source.kind, "vocab_size": source.vocab_size},
         bytes={file.name: file.stat().st_size for file in files},
         history=read_history(Path(name), folder),
-        readers=["nanolm"] if kind == "nanolm" else ["nanolm", TESTED_READER.format(loader)],
+        readers=["nanolm"] if only_nanolm else ["nanolm", TESTED_READER.format(loader)],
         why_only=why,
     )
 
