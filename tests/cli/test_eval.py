@@ -176,7 +176,7 @@ def test_models_side_by_side(cli: Cli, corpus: Path, trained: Path, tmp_path: Pa
         mark = " *" if score["bits_per_byte"] == best else ""
         assert row[1] == f"{score['bits_per_byte']:.4f}{mark}"
         assert row[-2:] == [f"{score[name]:,}" for name in ("tokens", "window")]
-    assert {line.index(row[-1]) + len(row[-1]) for line, row in zip(rows, cells, strict=True)} == {
+    assert {line.rindex(row[-1]) + len(row[-1]) for line, row in zip(rows, cells, strict=True)} == {
         len(head)
     }
     assert "same tokenizer" in table.stderr
