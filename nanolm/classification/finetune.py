@@ -39,7 +39,7 @@ from nanolm.text import TRAINABLE
 from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
 from nanolm.text.vocabulary import TINY_CORPUS
 from nanolm.training.events import Note, Notify
-from nanolm.training.interrupt import Interrupted, StopRequest
+from nanolm.training.interrupt import EvaluationStopped, StopRequest
 from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import option
 from nanolm.training.state import State, read_state
@@ -105,7 +105,7 @@ def finetune(
                 if stopped != "interrupted":
                     trainer.checkpointer.load_best()
                 return finish(task, start.run, state, stopped, start.notify)
-            except Interrupted:
+            except EvaluationStopped:
                 return finish(task, start.run, state, "interrupted", start.notify)
 
 

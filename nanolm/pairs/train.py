@@ -35,7 +35,7 @@ from nanolm.text.pairs import Pairs
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 from nanolm.training.distributed import World, join_world
 from nanolm.training.events import Note, Notify
-from nanolm.training.interrupt import Interrupted, StopRequest
+from nanolm.training.interrupt import EvaluationStopped, StopRequest
 from nanolm.training.metrics_log import write_result
 from nanolm.training.trainer import Trainer
 
@@ -242,7 +242,7 @@ def learn(job: PairJob, world: World, elapsed: Callable[[], float], notify: Noti
                 if world.first:
                     least = SAMPLES if stopped == TooLittleTime.stopped else LEAST_SCORED
                     scores = final_scores(task, trainer, least, stop)
-            except Interrupted:
+            except EvaluationStopped:
                 stopped = "interrupted"
             trainer.budget.tick()
         return PairResult(
@@ -272,7 +272,7 @@ def final_scores(task: PairTask, trainer: Trainer, least: int, stop: StopRequest
         texts = task.translate_within(share * left, part.sources, least, stop, kind)
         waiting -= len(part)
         if stop.requested:
-            raise Interrupted
+            raise EvaluationStopped
         if len(texts) < len(part):
             command = ["nanolm", "eval", str(task.job.run.path), *getattr(settings, name)]
             command += ["--reverse"] * settings.reverse

@@ -18,7 +18,7 @@ from nanolm.pretraining.prepare import Job, find_base, prepare_text, text_deadli
 from nanolm.pretraining.session import all_steps, first_process, stopwatch
 from nanolm.training.distributed import World, join_world
 from nanolm.training.events import Note, Notify
-from nanolm.training.interrupt import Interrupted
+from nanolm.training.interrupt import EvaluationStopped
 from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import TrainSettings
 
@@ -88,7 +88,7 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
                         text = f"final validation on all {held_out:,} validation tokens; "
                         text += f"evaluations during training used {state.evaluated_tokens:,}"
                         notify(Note(f"{text} of them"))
-                except Interrupted:
+                except EvaluationStopped:
                     stopped = "interrupted"
             trainer.budget.tick()
         return TrainResult(

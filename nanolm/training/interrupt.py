@@ -14,7 +14,7 @@ _OTHERS = ("SIGHUP", "SIGUSR1", "SIGXCPU")
 WARNINGS = tuple(getattr(signal, name) for name in _OTHERS if hasattr(signal, name))
 
 
-class Interrupted(Exception):
+class EvaluationStopped(Exception):
     """A stop was requested during an evaluation, which is repeated once the run is resumed."""
 
 

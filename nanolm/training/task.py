@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from nanolm.training.events import Started
-from nanolm.training.interrupt import Interrupted, StopRequest
+from nanolm.training.interrupt import EvaluationStopped, StopRequest
 from nanolm.training.state import State
 
 
@@ -66,9 +66,9 @@ class Task(ABC):
         """The loss to minimize, and metrics to record; one named "loss" is recorded instead."""
 
     def check_stop(self, *how_far: object) -> None:
-        """Called between the batches of an evaluation; raises `Interrupted` to end it."""
+        """Called between the batches of an evaluation; raises `EvaluationStopped` to end it."""
         if self.stop and self.stop.requested:
-            raise Interrupted
+            raise EvaluationStopped
 
     @abstractmethod
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:

@@ -28,7 +28,7 @@ from nanolm.training.distributed import ALONE, World, wrap_ddp
 from nanolm.training.ema import EMA, averaged
 from nanolm.training.events import Notify
 from nanolm.training.guard import Guard
-from nanolm.training.interrupt import Interrupted, StopRequest
+from nanolm.training.interrupt import EvaluationStopped, StopRequest
 from nanolm.training.metrics_log import MetricsLog
 from nanolm.training.optim import Optimizers
 from nanolm.training.schedule import lr_factor
@@ -98,7 +98,7 @@ class Trainer:
             self.task.stop = stop
         try:
             return self.loop(stop)
-        except Interrupted:  # evaluations begin once a checkpoint is on disk
+        except EvaluationStopped:  # evaluations begin once a checkpoint is on disk
             return "interrupted"
 
     def loop(self, stop: StopRequest) -> str:
