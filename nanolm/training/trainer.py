@@ -28,7 +28,7 @@ from nanolm.training.distributed import ALONE, World, wrap_ddp
 from nanolm.training.ema import EMA, averaged
 from nanolm.training.events import Notify
 from nanolm.training.guard import Guard
-from nanolm.training.interrupt import EvaluationStopped, StopRequest
+from nanolm.training.interrupt import StopRequest
 from nanolm.training.metrics_log import MetricsLog
 from nanolm.training.optim import Optimizers
 from nanolm.training.schedule import lr_factor
@@ -94,14 +94,6 @@ class Trainer:
 
     def train(self, stop: StopRequest) -> str:
         """Train; returns why it ended: "steps", "minutes" (budget), "enough" or "interrupted"."""
-        if not self.world.joined:  # several processes would stop at different batches
-            self.task.stop = stop
-        try:
-            return self.loop(stop)
-        except EvaluationStopped:  # evaluations begin once a checkpoint is on disk
-            return "interrupted"
-
-    def loop(self, stop: StopRequest) -> str:
         state, task, budget, checkpointer = self.state, self.task, self.budget, self.checkpointer
         self.set_up()
         while True:
