@@ -40,10 +40,10 @@ from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
 from nanolm.text.vocabulary import TINY_CORPUS
 from nanolm.training.checkpointer import save_final
 from nanolm.training.events import Note, Notify
-from nanolm.training.interrupt import StopRequest
+from nanolm.training.interrupt import EvaluationStopped, StopRequest
 from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import option
-from nanolm.training.state import State
+from nanolm.training.state import State, read_state
 from nanolm.training.trainer import Trainer
 
 MISTAKES_FILE, TEST_MISTAKES_FILE = "mistakes.csv", "test_mistakes.csv"  # in the run folder
@@ -89,19 +89,24 @@ def finetune(
         task = prepare(start, base, split)
         with threads_for(task.settings.threads), StopRequest() as stop:
             warn_about_threads(task.settings, start.notify)
-            begin = time.monotonic()
-            if probe := task.start():
-                tried = f"{probe.accuracy:.1%} accuracy in {PROBE_FOLDS}-fold"
-                tried = f" ({tried} cross-validation)" if probe.accuracy else ""
-                what = "the classification head starts from a linear probe of the model"
-                start.notify(Note(what + tried))
-            spent = time.monotonic() - begin
-            trainer = Trainer(start.run, task.settings, task, task.checkpoint, start.notify, spent)
-            with trainer.checkpointer.writer:  # nothing is written once the run is unlocked
-                stopped = trainer.train(stop)
-            if stopped != "interrupted":
-                trainer.checkpointer.load_best()
-            return finish(task, start.run, trainer.state, stopped, start.notify)
+            task.stop, begin = stop, time.monotonic()
+            state = read_state(task.checkpoint) if task.checkpoint else State()
+            try:
+                if probe := task.start():
+                    tried = f"{probe.accuracy:.1%} accuracy in {PROBE_FOLDS}-fold"
+                    tried = f" ({tried} cross-validation)" if probe.accuracy else ""
+                    what = "the classification head starts from a linear probe of the model"
+                    start.notify(Note(what + tried))
+                how = (task.checkpoint, start.notify, time.monotonic() - begin)
+                trainer = Trainer(start.run, task.settings, task, *how)
+                state = trainer.state
+                with trainer.checkpointer.writer:  # nothing is written once the run is unlocked
+                    stopped = trainer.train(stop)
+                if stopped != "interrupted":
+                    trainer.checkpointer.load_best()
+                return finish(task, start.run, state, stopped, start.notify)
+            except EvaluationStopped:
+                return finish(task, start.run, state, "interrupted", start.notify)
 
 
 def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
@@ -258,7 +263,11 @@ def finish(
     # the folder.
     with torch.no_grad():
         task.classifier.score.weight /= temperature
+    test_logits = task.logits(task.test) if task.test else None  # before anything is written
     save_final(run, state, task.write_final)
+    if task.base and task.refers_to_base():
+        whole = f"`nanolm export {run.path} --to FOLDER` writes a whole model"
+        notify(Note(f"{run.path}/best needs {task.base.folder} for the frozen weights; {whole}"))
 
     def measure(part: Texts, logits: Logits, temperature: float, file: str) -> tuple[Any, ...]:
         scores = score(logits, part.truth, labels, temperature)
@@ -268,8 +277,8 @@ def finish(
 
     val, mistakes = measure(split.val, logits, temperature, MISTAKES_FILE)
     result = replace(result, temperature=round(temperature, 4), val=val, mistakes=mistakes)
-    if task.test and split.test:
-        test, mistakes = measure(split.test, task.logits(task.test), 1.0, TEST_MISTAKES_FILE)
+    if test_logits is not None and split.test:
+        test, mistakes = measure(split.test, test_logits, 1.0, TEST_MISTAKES_FILE)
         result = replace(result, test=test, test_mistakes=mistakes)
     result = replace(result, uncalibrated=score(logits, truth, labels))
     write_result(run, result.to_json(), notify)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -49,6 +49,8 @@ LANGUAGE_HEAD = "language_head.safetensors"
 ADAMW_MATRICES = ("base.token_embedding.weight", "score.weight", "language_head.weight")
 ADAMW_RATE = 1.5
 MOST_CACHED_BYTES = 1 << 30  # of hidden states kept in memory
+# A finished classifier is whole, unless that takes so many bytes and less than this was trained.
+LARGE_COPY, TRAINED_SHARE = 100_000_000, 0.1
 # A head that starts from the probe learns so slowly that a step changes its logits by at most this
 # much times the learning rate. Features of a language model are large and correlated: at the
 # learning rate of the other weights, a single step would undo the fit of the probe.
@@ -119,7 +121,12 @@ class ClassifierTask(Task):
         use_attention(model.base, self.settings)
         # On a CPU, bfloat16 is only for the matrix products of a training step.
         self.low = self.settings.dtype == "bfloat16" and device != "cpu"
-        self.batching = (model.device, self.low, progress, "computing features")
+
+        def report(*how_far: Any) -> None:
+            self.check_stop()
+            progress(*how_far)
+
+        self.batching = (model.device, self.low, report, "computing features")
 
     def start(self) -> LinearProbe | None:
         """Run the frozen layers once for each text, and start the head from a linear probe."""
@@ -231,7 +238,7 @@ class ClassifierTask(Task):
         return loss, seen
 
     def logits(self, data: Encoded) -> Logits:
-        return predict(self.classifier, len(self.split.labels), data, self.low)
+        return predict(self.classifier, len(self.split.labels), data, self.low, self.check_stop)
 
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
         logits, truth = self.logits(self.val), self.split.val.truth
@@ -253,6 +260,13 @@ class ClassifierTask(Task):
     def is_partial(self) -> bool:
         """Whether checkpoints omit the weights of the base model."""
         return self.base is not None and self.settings.train != "all"
+
+    def refers_to_base(self) -> bool:
+        """Whether the finished classifier omits these weights as well, because a copy of a large
+        model would be many times as large as what was trained."""
+        whole = super().saved_bytes()
+        small_part = self.saved_bytes() < TRAINED_SHARE * whole
+        return self.is_partial() and whole > LARGE_COPY and small_part
 
     def saved_bytes(self) -> int:
         if not self.is_partial():
@@ -281,7 +295,10 @@ class ClassifierTask(Task):
         return write
 
     def write_final(self, folder: Path) -> None:
-        """Write the whole classifier, and with LoRA its adapter."""
+        """Write the whole classifier, and with LoRA its adapter; or refer to a large base model."""
+        if self.refers_to_base():
+            self.snapshot()(folder)
+            return
         save_model(self.whole(), folder, self.tokenizer)
         if self.adapters and self.base and self.adapters.active:
             what = (self.adapters.low_rank("base."), self.trained)

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from nanolm.evaluation import Score
     from nanolm.text.tokenizer import Tokenizer
 
-DEFAULT_WINDOW = 1024  # tokens; a downloaded model may have a context 100 times as long
+# Tokens. Beyond this, attention takes most of the time, and downloaded models may have contexts
+# of 100,000 tokens.
+MOST_WINDOW = 8192
 PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
 
 
@@ -39,7 +41,7 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
 @click.option(
     "--context",
     type=int,
-    help=f"Tokens per window.  [default: the model's context, at most {DEFAULT_WINDOW}]",
+    help=f"Tokens per window.  [default: the model's context, at most {MOST_WINDOW:,}]",
 )
 @click.option(
     "--stride",
@@ -183,19 +185,21 @@ def command(
             load_folder(folder, adapter),
             *(load(name, note, view.report) for name in against),
         ]
-        windows = [context or min(each.model.config.context, DEFAULT_WINDOW) for each in models]
+        windows = [context or min(each.model.config.context, MOST_WINDOW) for each in models]
         for name, loaded, window in zip(names, models, windows, strict=True):
             most = loaded.model.window() or sys.maxsize
             if window > most:
                 problems.append(f"--context {context}: must be at most {most} for {name}")
             elif stride is not None and stride > window:
                 problems.append(f"--stride {stride}: must be at most {window:,} (--context)")
+            if context is None and window < (whole := loaded.model.config.context):
+                shorter = f"{name}: windows of {window:,} tokens to save time, of a context of"
+                note(f"{shorter} {whole:,}; --context {whole} uses all of it")
         refuse(problems)
         pairs = list(zip(models, windows, strict=True))
         kept = sys.maxsize if per_token else PAGE_TOKENS if html is not None else 0
-        scores = evaluate_texts(
-            pairs, corpus, reading, where, view.report, stride, kept, full_windows, note
-        )
+        how = (reading, where, view.report, stride, kept, full_windows, note)
+        scores = evaluate_texts(pairs, corpus, *how)
     tokenizer, score = models[0].tokenizer, scores[0]
     if html is not None:
         write_page(Path(html), run, tokenizer, score)
@@ -252,14 +256,15 @@ def figures(score: "Score") -> dict[str, str]:
         "top 1": f"{score.top_1_accuracy:.1%}",
         "top 5": f"{score.top_5_accuracy:.1%}",
         "tokens": f"{score.tokens:,}",
+        "window": f"{score.window:,}",
     }
 
 
 def summary(score: "Score") -> str:
-    bits, per_character, *values, tokens = figures(score).values()
+    bits, per_character, *values, tokens, window = figures(score).values()
     rest = "loss {}, perplexity {}, top 1 {}, top 5 {}".format(*values)
     text = f"{bits} bits per byte, {per_character} per character, {rest}"
-    return f"{text}, over {tokens} tokens ({score.bytes:,} bytes)"
+    return f"{text}, over {tokens} tokens ({score.bytes:,} bytes) in windows of {window}"
 
 
 def show_comparison(scores: "list[tuple[str, Score]]") -> None:

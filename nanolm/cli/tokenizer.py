@@ -75,6 +75,7 @@ def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> N
     from nanolm.cli.progress import TrainingView
     from nanolm.machine import cache_folder
     from nanolm.text.corpus import read_corpus
+    from nanolm.text.documents import plain_json
     from nanolm.text.sources import find_sources
     from nanolm.text.vocabulary import make_tokenizer
 
@@ -84,7 +85,8 @@ def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> N
         with read_corpus(sources, settings.reading(), cache_folder(), view.report) as text:
             tokenizer, choices = make_tokenizer(text, kind, settings.vocab_size, view.report)
             size = text.size
-        for line in [*sources.notes, *map(str, choices)]:
+        plain = plain_json(sources.files, settings.reading())
+        for line in [*sources.notes, *plain, *map(str, choices)]:
             view.line(line)
     file.parent.mkdir(parents=True, exist_ok=True)
     files.write_atomically(file, tokenizer.to_json())

@@ -7,7 +7,9 @@ Imports no torch; the weights themselves are read and written by huggingface.py.
 """
 
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from nanolm.errors import ModelError
 from nanolm.gguf.blocks import FORMATS
+from nanolm.gguf.file import read_header
 from nanolm.model.config import (
     ClassifierConfig,
     EncoderDecoderConfig,
@@ -116,7 +119,9 @@ EMBEDDINGS = {part: f"{part}.embed_tokens.weight" for part in ("encoder", "decod
 UNUSED = "shared.weight"  # transformers 5 stores it even if encoder and decoder have their own
 POSITIONS = tuple(f"{part}.embed_positions.weight" for part in ("encoder", "decoder"))
 LINEAR = ("attention.qkv", "attention.out", "feed_forward.up", "feed_forward.out")
-READ = {"F64", *FORMATS}
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+DTYPES |= {name: name for name in FORMATS if name not in DTYPES}  # GGUF's quantized ones
+MOST_BASES = 10  # partial checkpoints that refer to others
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # A plain file name inside the folder.
 SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
@@ -294,6 +299,32 @@ def has_adapter(folder: Path) -> bool:
     return is_partial(folder) and (folder / ADAPTER).is_dir()
 
 
+def base_folder(folder: Path) -> Path:
+    """The model folder that a partial checkpoint refers to."""
+    path = read_json(folder / BASE).get("folder")
+    if not isinstance(path, str):
+        raise ModelError(f"{folder / BASE} does not name the base model")
+    return Path(path)
+
+
+def stored_dtype(folder: Path) -> str:
+    """The precision that most weights of a model are stored in, such as "bfloat16"; of a partial
+    checkpoint, those of its base model, if that is still there."""
+    for _ in range(MOST_BASES):
+        if is_partial(folder) and (base := base_folder(folder)).exists():
+            folder = base
+    sizes: Counter[str] = Counter()
+    if folder.is_file():
+        for info in read_header(folder).tensors.values():
+            sizes[info.format] += math.prod(info.shape)
+    else:
+        with ExitStack() as stack:
+            for tensor in open_weights(weight_files(folder), stack, "", "numpy").values():
+                sizes[tensor.dtype] += math.prod(tensor.shape)
+    (dtype, _), *_ = sizes.most_common(1) or [("F32", 0)]
+    return DTYPES.get(dtype, dtype)
+
+
 def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) -> list[str]:
     """Tensors that are missing or unexpected, or have another shape or an unsupported dtype. In a
     partial checkpoint, names and shapes are those in memory, and none counts as missing."""
@@ -319,7 +350,7 @@ def shape_problems(
             found.append(f"{name}: not part of this model")
         elif stored.shape != expected[name]:
             found.append(f"{name}: shape {stored.shape}, but the config implies {expected[name]}")
-        if stored.dtype not in READ:
+        if stored.dtype not in DTYPES:
             found.append(f"{name}: dtype {stored.dtype}; nanolm does not support quantized weights")
     return found
 

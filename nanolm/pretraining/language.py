@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from nanolm.errors import ModelError
 from nanolm.evaluation import Score, evaluate
 from nanolm.formats import printable
-from nanolm.generation.language_model import LanguageModel
+from nanolm.generation.language_model import LanguageModel, Sample
+from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.adapters import Adapters
 from nanolm.model.base import Model
 from nanolm.model.fast.training import speed_up, speedups_of
@@ -215,15 +216,17 @@ class NextToken(Task):
         if not self.world.first:
             return
         text = self.job.text
-        writer = LanguageModel(network, text.tokenizer)
+        writer, sample = LanguageModel(network, text.tokenizer), Sample(text.prompt)
         try:
-            sample = writer.generate(text.prompt, tokens=SAMPLE_TOKENS, seed=self.settings.seed)
+            params = SamplingParams(tokens=SAMPLE_TOKENS, seed=self.settings.seed)
+            list(writer.stream([sample], params, report=self.check_stop))
         except ModelError as error:  # the weights may recover
-            sample = f" ({error})"
-        quoted = "\n".join("> " + printable(line) for line in (text.prompt + sample).splitlines())
+            sample.text = f" ({error})"
+        lines = (text.prompt + sample.text).splitlines()
+        quoted = "\n".join("> " + printable(line) for line in lines)
         run = self.job.run
         append(run, run.samples.name, f"## Step {step:,}{measured}\n\n{quoted}\n\n")
-        self.notify(Wrote(step, text.prompt, sample))
+        self.notify(Wrote(step, text.prompt, sample.text))
 
     def score(self, network: Model | None = None, limit: int | None = None) -> Score:
         """Score the validation text, or about `limit` tokens; `network` is from `full_model`."""
@@ -232,7 +235,7 @@ class NextToken(Task):
         what = (network or self.full_model(), text.tokenizer, text.val, settings.context, limit)
         low = AUTOCAST_DTYPES.get(settings.dtype) if settings.device != "cpu" else None
         with torch.autocast(settings.device, low, enabled=low is not None):
-            return evaluate(*what, world=self.world)
+            return evaluate(*what, self.check_stop, world=self.world)
 
     def snapshot(self) -> Callable[[Path], None]:
         tokenizer, base = self.job.text.tokenizer, self.job.frozen

@@ -11,11 +11,13 @@ from nanolm.model.config_json import model_type
 from nanolm.model.shapes import parameters_by_part
 from nanolm.model.stored import (
     ADAPTER,
+    base_folder,
     checked_tensors,
     has_adapter,
     is_partial,
     load_any_config,
     read_json,
+    stored_dtype,
 )
 from nanolm.runs.folder import Run, find_adapter, find_model, model_tokenizer, model_tokenizers
 
@@ -69,8 +71,8 @@ def describe(name: str, note: Callable[[str], None], adapter: str | None = None)
     folder, extra = find_model(name, note), find_adapter(adapter)
     config = load_any_config(folder)
     parts = parameters_by_part(config)
-    with checked_tensors(folder, config) as tensors:
-        numbers = ", ".join(sorted({stored.dtype for stored in tensors.values()}))
+    with checked_tensors(folder, config):
+        numbers = stored_dtype(folder)
     tokenizer = source = model_tokenizer(folder)
     described = None
     root, files = folder, sorted([*folder.glob("*"), *folder.glob(f"{ADAPTER}/*")])
@@ -83,6 +85,8 @@ def describe(name: str, note: Callable[[str], None], adapter: str | None = None)
 
         described = describe_adapter(extra, config, folder)
     kind, why = model_type(config)
+    if is_partial(folder):
+        why = f"the frozen weights are in {base_folder(folder)}"
     architecture, loader = asdict(config), "AutoModelForCausalLM"
     if isinstance(config, ClassifierConfig):
         architecture["labels"], loader = list(config.labels), "AutoModelForSequenceClassification"

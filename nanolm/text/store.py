@@ -30,6 +30,7 @@ from nanolm.formats import counted, listed
 from nanolm.machine import available_threads, cache_folder
 from nanolm.text.corpus import Corpus, read_corpus
 from nanolm.text.decoding import Reading
+from nanolm.text.documents import corpus_format, plain_json
 from nanolm.text.encoding import dropped_characters, encode_part, token_type
 from nanolm.text.partial import take_part, text_size
 from nanolm.text.source import blamed_on
@@ -227,7 +228,7 @@ def find_texts(
     sources = find_sources(request.corpus, cache, report, encoding, enough)
     validation = find_sources([request.val], cache, report, encoding) if request.val else None
     for each in filter(None, (sources, validation)):
-        for text in each.notes:
+        for text in [*each.notes, *plain_json(each.files, request.reading)]:
             note(text)
         if each.skipped.total():
             note(f"{counted(len(each.files), 'file')} to read; {skipped_files(each.skipped)}")
@@ -246,6 +247,8 @@ def _key(
         for source in sources.files:
             with blamed_on(source.name):
                 rows.append((source.suffix, source.separator, source.digest()))
+            if corpus_format(source, request.reading).name == "JSON":
+                rows[-1] = ("JSON rows", *rows[-1])  # were read as plain text in 0.1.0
             done += source.size()
             report("hashing the text", done, total)
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()

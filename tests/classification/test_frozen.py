@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import nanolm
+from nanolm.classification import task
 from nanolm.classification.classifier import load
 from nanolm.classification.data import split_data
 from nanolm.classification.finetune import FinetuneResult, finetune
@@ -195,6 +196,27 @@ def test_a_finished_run_needs_no_base(data: Path, base: Path, tmp_path: Path) ->
     run(data, mine, tmp_path / "run", train="lora", steps=5)
     shutil.rmtree(mine)
     assert load(tmp_path / "run", print).classify("the film was bad")
+
+
+@pytest.mark.parametrize("train", ["head", "lora"])
+def test_a_large_base_is_not_copied(
+    train: str, data: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The finished classifier refers to it too, and is the one that would have been copied."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    run(data, base, small, train=train, steps=5)
+    monkeypatch.setattr(task, "LARGE_COPY", 1000)
+    monkeypatch.setattr(task, "TRAINED_SHARE", 0.99)
+    said: list[str] = []
+    run(data, base, large, lambda event: said.append(str(event)), train=train, steps=5)
+    assert not [*large.glob("**/model.safetensors")]
+    texts = ["the film was bad", "a great room"]
+    assert load(large, print).logits(texts).tolist() == load(small, print).logits(texts).tolist()
+    assert any("best needs" in line and "--to FOLDER" in line for line in said)
+    facts = describe(str(large), print)
+    assert facts.readers == ["nanolm"] and facts.why_only.startswith("the frozen weights are in")
+    result = run(data, base, tmp_path / "all", train="all", steps=2)
+    assert (Path(result.run) / "best/model.safetensors").exists()
 
 
 def test_fine_tuning_goes_on_from_an_unfinished_run(data: Path, base: Path, tmp_path: Path) -> None:
