@@ -250,3 +250,28 @@ def test_the_code_on_the_card_runs(
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall("(?s)```python\n(.*?)```", (tmp_path / "out/README.md").read_text())
     exec(code, {})  # noqa: S102
+
+
+@pytest.mark.slow
+def test_peft_adapts_it(model: Path, tmp_path: Path) -> None:
+    """LoRA of another library, merged and read here again."""
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    export(model, tmp_path / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    how = peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear")
+    adapted = peft.get_peft_model(theirs, how)
+    ids = torch.tensor([TOKENIZER.encode("the cat sat on the")])
+    optimizer = torch.optim.AdamW(adapted.parameters(), lr=1e-2)
+    for _ in range(3):
+        adapted(ids, labels=ids).loss.backward()
+        optimizer.step()
+    merged = adapted.merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model / name, tmp_path / "merged")
+    with torch.no_grad():
+        before, after = (load(folder, print).model(ids) for folder in (model, tmp_path / "merged"))
+        assert torch.allclose(after, merged(ids).logits, atol=1e-4)
+    assert not torch.allclose(before, after, atol=1e-2)
