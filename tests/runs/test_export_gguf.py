@@ -29,6 +29,7 @@ from nanolm.runs import export_gguf as module
 from nanolm.runs.export_gguf import Export, export_gguf
 from nanolm.text.tokenizer import BYTE_LEVEL, Tokenizer, train_tokenizer
 from nanolm.text.tokenizer_files import read_json
+from nanolm.text.tokenizer_files.gguf import APPROXIMATE, READ
 
 TEXT = Path(__file__).parents[2] / "data" / "stories.txt"
 SHAPE: dict[str, Any] = {"layers": 2, "heads": 2, "dim": 32, "context": 256}
@@ -445,6 +446,22 @@ def test_ten_thousand_texts(kind: str, tmp_path: Path) -> None:
     texts = [*strings(8_000), *(real[at : at + dice.randint(1, 200)] for at in starts)]
     with LlamaCpp(made.file) as llama:
         check_ids(llama, tokenizer, texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(READ.keys() - APPROXIMATE.keys()))
+def test_every_known_name_of_a_pattern(name: str, tmp_path: Path) -> None:
+    """The pattern that nanolm reads it as is the one of llama.cpp."""
+    tokenizer = tokenizer_of("bpe")
+    config = configure("modern", vocab_size=tokenizer.vocab_size, **SHAPE)
+    header = read_header(exported(saved(tmp_path / "model", lively(config), tokenizer)).file)
+    file, tensors = tmp_path / "other.gguf", header.tensors.values()
+    data = (blocks.quantize(header.read(each.name), each.format) for each in tensors)
+    with file.open("wb") as stream:
+        named = {**header.values, "tokenizer.ggml.pre": name}
+        write_gguf(stream, named, [each[:3] for each in tensors], data)
+    with LlamaCpp(file) as llama:
+        check_ids(llama, nanolm.load_tokenizer(file), list(strings(1_000)))
 
 
 @pytest.mark.slow
