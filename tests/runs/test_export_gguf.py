@@ -19,6 +19,7 @@ from llama_cpp import LlamaCpp, greedy, largest_difference
 from models import gpt_config, lively, small_vocabulary
 
 import nanolm
+from nanolm.cli.serve import load as load_served
 from nanolm.errors import DiskFull, ModelError, UsageError
 from nanolm.gguf import blocks
 from nanolm.gguf.file import read_header, write_gguf
@@ -185,7 +186,13 @@ def test_numbers_are_those_of_the_gguf_package(dtype: str) -> None:
     np.testing.assert_array_equal(ours, gguf.quants.dequantize(theirs, kind))
 
 
-@pytest.mark.parametrize("dtype", module.FILE_TYPES)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(dtype, marks=() if dtype == "q4_0" else pytest.mark.slow)
+        for dtype in module.FILE_TYPES
+    ],
+)
 def test_the_gguf_package_reads_the_file(dtype: str, model_folder: Path) -> None:
     gguf = pytest.importorskip("gguf")
     made = exported(model_folder, dtype)
@@ -265,7 +272,13 @@ def test_characters_without_a_space_and_with_its_spelling(tmp_path: Path) -> Non
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}"
 
 
-@pytest.mark.parametrize("where", ["tokenizer_config.json", "a list", "chat_template.jinja"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "chat_template.jinja",
+        *(pytest.param(w, marks=pytest.mark.slow) for w in ("tokenizer_config.json", "a list")),
+    ],
+)
 def test_conversations(where: str, tmp_path: Path) -> None:
     """Turn tokens, another start and end, a gap before them, and the template."""
     whole = json.loads(tokenizer_of("bpe").to_json())
@@ -414,12 +427,24 @@ def test_every_command_takes_a_gguf_file(trained: Path, cli: Cli, tmp_path: Path
     done = cli("train", text, "--from", "tiny.gguf", *few, "--out", "further")
     assert done.returncode == 0, done.stderr
     assert nanolm.load(tmp_path / "further").model.config.dim == 16
+    served = load_served((str(tmp_path / "tiny.gguf"),), "cpu", "auto", False)
+    assert list(served) == ["tiny.gguf"]
+
+
+@pytest.mark.slow
+def test_a_classifier_on_a_gguf_file(trained: Path, cli: Cli, tmp_path: Path) -> None:
+    """A partial checkpoint, whose base is the file."""
+    export_gguf(str(trained), tmp_path / "tiny.gguf", "f32", silent)
     rows = "".join(f"{'good' if n % 2 else 'bad'}\tthis soup {n}\n" for n in range(40))
     (tmp_path / "rows.tsv").write_text(rows)
     head = ("--train", "head", "--steps", "2", "--device", "cpu", "--threads", "1")
     done = cli("finetune", "rows.tsv", "--from", "tiny.gguf", *head, "--out", "labels")
     assert done.returncode == 0, done.stderr
-    assert cli("classify", "labels", "this soup").returncode == 0  # its base is the file
+    (step,) = (tmp_path / "labels" / "checkpoints").glob("step-*2")
+    assert cli("classify", step, "this soup").returncode == 0
+    (tmp_path / "tiny.gguf").unlink()
+    done = cli("classify", step, "this soup")
+    assert (done.returncode, "no longer exists" in done.stderr) == (4, True)
 
 
 def test_what_is_no_gguf_file(cli: Cli, tmp_path: Path) -> None:
