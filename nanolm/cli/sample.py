@@ -107,8 +107,8 @@ def command(
 ) -> None:
     """Generate text with a trained model.
 
-    RUN is a run folder, a checkpoint, a Hugging Face model folder, or hf://NAME to download one
-    from the Hub. The default is the newest run under runs/.
+    RUN is a run folder, a checkpoint, a Hugging Face model folder, a GGUF file, or hf://NAME to
+    download one from the Hub. The default is the newest run under runs/.
 
     When a text exceeds the context length, the model continues from the second half of its context.
     Recurrent models have no such limit.

@@ -208,19 +208,19 @@ def checked_tensors(
 ) -> Iterator[dict[str, StoredTensor]]:
     """The tensors in `folder`: exactly those that `config` needs, with the right shapes. In a
     partial checkpoint, the trained ones."""
-    partial, described = is_partial(folder), "config.json"
+    partial, problem = is_partial(folder), "does not match its config.json"
     with ExitStack() as stack:
         prefix = "" if partial else PREFIX[model_type(config)[0]]
         if folder.is_file():
-            tensors, described = open_gguf(folder, config), "header"
+            tensors, problem = open_gguf(folder, config), "does not match its header"
         else:
             tensors = open_weights(weight_files(folder), stack, prefix, framework)
         layers = (config.base if isinstance(config, ClassifierConfig) else config).layers
         layers += config.encoder_layers if isinstance(config, Seq2SeqConfig) else 0
         if layers > len(tensors) and not partial:  # before building that many
-            raise ModelError(f"{folder} does not match its {described}: fewer than {layers} layers")
+            raise ModelError(f"{folder} {problem}: fewer than {layers} layers")
         if problems := mismatches(config, tensors, partial):
-            raise mismatch(f"{folder} does not match its {described}", problems)
+            raise mismatch(f"{folder} {problem}", problems)
         yield tensors
 
 

@@ -34,6 +34,7 @@ from nanolm.text.tokenizer_files.tokenizer_json import CLOSE_TURN, OPEN_TURN
 # Half the size of float32, and hardly any loss: bits per byte change by less than 0.01 %.
 DEFAULT = "f16"
 FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "bf16": 32}  # numbers of llama.cpp
+LARGEST_HALF = 65_504  # float16, also that of scales
 # Parts of models that take little room, or that 4 bits would harm most.
 NEVER_ROUNDED, EIGHT_BITS = ("position_embd.weight",), ("token_embd.weight", "output.weight")
 CHATML = (
@@ -144,7 +145,7 @@ def converted(tensor: Written, dtype: str) -> Bytes:
     if tensor.format not in ("F32", "BF16"):
         largest = float(np.abs(numbers).max(initial=0))
         scales = {"Q8_0": 127, "Q4_0": 8}.get(tensor.format, 1)
-        if largest / scales > np.finfo(np.float16).max:
+        if largest / scales > LARGEST_HALF:
             wrong = f"{tensor.name} has values up to {largest:,.0f}, too large for {dtype}"
             raise ModelError(f"{wrong}; try --type bf16")
     return quantize(numbers, tensor.format)

@@ -19,6 +19,7 @@ from llama_cpp import LlamaCpp, greedy, largest_difference
 from models import gpt_config, lively, small_vocabulary
 
 import nanolm
+from nanolm.cli.serve import load as load_served
 from nanolm.errors import DiskFull, ModelError, UsageError
 from nanolm.gguf import blocks
 from nanolm.gguf.file import read_header, write_gguf
@@ -30,6 +31,7 @@ from nanolm.runs.export_gguf import Export, export_gguf
 from nanolm.text.saving import BYTE_LEVEL
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 from nanolm.text.tokenizer_files import read_json
+from nanolm.text.tokenizer_files.gguf import APPROXIMATE, READ
 
 TEXT = Path(__file__).parents[2] / "data" / "stories.txt"
 SHAPE: dict[str, Any] = {"layers": 2, "heads": 2, "dim": 32, "context": 256}
@@ -185,7 +187,13 @@ def test_numbers_are_those_of_the_gguf_package(dtype: str) -> None:
     np.testing.assert_array_equal(ours, gguf.quants.dequantize(theirs, kind))
 
 
-@pytest.mark.parametrize("dtype", module.FILE_TYPES)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(dtype, marks=() if dtype == "q4_0" else pytest.mark.slow)
+        for dtype in module.FILE_TYPES
+    ],
+)
 def test_the_gguf_package_reads_the_file(dtype: str, model_folder: Path) -> None:
     gguf = pytest.importorskip("gguf")
     made = exported(model_folder, dtype)
@@ -265,7 +273,13 @@ def test_characters_without_a_space_and_with_its_spelling(tmp_path: Path) -> Non
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}"
 
 
-@pytest.mark.parametrize("where", ["tokenizer_config.json", "a list", "chat_template.jinja"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "chat_template.jinja",
+        *(pytest.param(w, marks=pytest.mark.slow) for w in ("tokenizer_config.json", "a list")),
+    ],
+)
 def test_conversations(where: str, tmp_path: Path) -> None:
     """Turn tokens, another start and end, a gap before them, and the template."""
     whole = json.loads(tokenizer_of("bpe").to_json())
@@ -414,12 +428,24 @@ def test_every_command_takes_a_gguf_file(trained: Path, cli: Cli, tmp_path: Path
     done = cli("train", text, "--from", "tiny.gguf", *few, "--out", "further")
     assert done.returncode == 0, done.stderr
     assert nanolm.load(tmp_path / "further").model.config.dim == 16
+    served = load_served((str(tmp_path / "tiny.gguf"),), "cpu", "auto", False)
+    assert list(served) == ["tiny.gguf"]
+
+
+@pytest.mark.slow
+def test_a_classifier_on_a_gguf_file(trained: Path, cli: Cli, tmp_path: Path) -> None:
+    """A partial checkpoint, whose base is the file."""
+    export_gguf(str(trained), tmp_path / "tiny.gguf", "f32", silent)
     rows = "".join(f"{'good' if n % 2 else 'bad'}\tthis soup {n}\n" for n in range(40))
     (tmp_path / "rows.tsv").write_text(rows)
     head = ("--train", "head", "--steps", "2", "--device", "cpu", "--threads", "1")
     done = cli("finetune", "rows.tsv", "--from", "tiny.gguf", *head, "--out", "labels")
     assert done.returncode == 0, done.stderr
-    assert cli("classify", "labels", "this soup").returncode == 0  # its base is the file
+    (step,) = (tmp_path / "labels" / "checkpoints").glob("step-*2")
+    assert cli("classify", step, "this soup").returncode == 0
+    (tmp_path / "tiny.gguf").unlink()
+    done = cli("classify", step, "this soup")
+    assert (done.returncode, "no longer exists" in done.stderr) == (4, True)
 
 
 def test_what_is_no_gguf_file(cli: Cli, tmp_path: Path) -> None:
@@ -446,6 +472,22 @@ def test_ten_thousand_texts(kind: str, tmp_path: Path) -> None:
     texts = [*strings(8_000), *(real[at : at + dice.randint(1, 200)] for at in starts)]
     with LlamaCpp(made.file) as llama:
         check_ids(llama, tokenizer, texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(READ.keys() - APPROXIMATE.keys()))
+def test_every_known_name_of_a_pattern(name: str, tmp_path: Path) -> None:
+    """The pattern that nanolm reads it as is the one of llama.cpp."""
+    tokenizer = tokenizer_of("bpe")
+    config = configure("modern", vocab_size=tokenizer.vocab_size, **SHAPE)
+    header = read_header(exported(saved(tmp_path / "model", lively(config), tokenizer)).file)
+    file, tensors = tmp_path / "other.gguf", header.tensors.values()
+    data = (blocks.quantize(header.read(each.name), each.format) for each in tensors)
+    with file.open("wb") as stream:
+        named = {**header.values, "tokenizer.ggml.pre": name}
+        write_gguf(stream, named, [each[:3] for each in tensors], data)
+    with LlamaCpp(file) as llama:
+        check_ids(llama, nanolm.load_tokenizer(file), list(strings(1_000)))
 
 
 @pytest.mark.slow
