@@ -65,6 +65,15 @@ class Module(NamedTuple):
     rows: slice
     shape: Shape  # (outputs, inputs)
     transposed: bool
+    heads: int  # if queries, keys and values of a head are stored together
+
+    def stored_order(self, rows: Tensor) -> Tensor:
+        shape = (3, self.heads, -1, rows.shape[1])
+        return rows.view(shape).transpose(0, 1).reshape(rows.shape) if self.heads else rows
+
+    def our_order(self, rows: Tensor) -> Tensor:
+        shape = (self.heads, 3, -1, rows.shape[1])
+        return rows.view(shape).transpose(0, 1).reshape(rows.shape) if self.heads else rows
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ def save_adapter(
         if module.parameter in low_rank:
             down, up = low_rank[module.parameter]
             tensors[f"{ROOT}{name}.{DOWN}"] = down.cpu().clone()
-            tensors[f"{ROOT}{name}.{UP}"] = up[module.rows].cpu().clone()
+            tensors[f"{ROOT}{name}.{UP}"] = module.stored_order(up[module.rows]).cpu().clone()
             targets.add(name.rpartition(".")[2])
         elif module.parameter in whole:
             tensors[f"{ROOT}{name}.weight"] = whole[module.parameter].detach().cpu()
@@ -133,7 +142,9 @@ def modules_of(config: Config) -> dict[str, Module]:
             rows, shape = slice(first, first + size), (size, *shapes[mapping.name][1:])
             full = name if name in stored.UNPREFIXED else prefix + name
             if full.endswith(".weight"):
-                module = Module(mapping.name, rows, shape, mapping.transposed)
+                module = Module(
+                    mapping.name, rows, shape, mapping.transposed, mapping.interleaved_heads
+                )
                 modules[full.removesuffix(".weight")] = module
             first += size
     return modules
@@ -189,10 +200,11 @@ def read_adapter(folder: Path, config: Config, base: Path) -> Adapter:
             return tensor
 
         for name, scale in scales.items():
-            both = read(f"{name}.{DOWN}"), read(f"{name}.{UP}")
+            both = read(f"{name}.{DOWN}"), modules[name].our_order(read(f"{name}.{UP}"))
             adapter.updates.append((modules[name], scale, both))
         for name in shapes.keys() & {f"{module}.weight" for module in modules}:
-            adapter.replaced.append((modules[name.removesuffix(".weight")], read(name)))
+            module = modules[name.removesuffix(".weight")]
+            adapter.replaced.append((module, module.our_order(read(name))))
     return adapter
 
 

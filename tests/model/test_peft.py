@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import of_family
+from models import PUBLISHED_FAMILIES, gpt_config, of_family
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from nanolm.errors import ModelError
 from nanolm.model import peft
 from nanolm.model.adapters import Adapters
 from nanolm.model.base import Model
+from nanolm.model.build import build_model
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig
 from nanolm.model.huggingface import load_classifier, load_model, save_model
@@ -32,6 +33,8 @@ NAMES = {
 
 
 def small(family: str, **changes: Any) -> Model:
+    if family in PUBLISHED_FAMILIES:
+        return build_model(gpt_config(**PUBLISHED_FAMILIES[family] | {"vocab_size": 258} | changes))
     hidden = {} if family == "gpt2" else {"hidden": 48}
     return of_family(family, **KV[family] | hidden | {"vocab_size": 258} | changes)
 
@@ -86,7 +89,7 @@ def test_names_shapes_and_scale(family: str, tmp_path: Path) -> None:
     assert name.rpartition(".")[2] in values["target_modules"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *PUBLISHED_FAMILIES])
 def test_merging_gives_the_same_logits(family: str, tmp_path: Path) -> None:
     base, folder, logits = ours(small(family), tmp_path)
     with torch.no_grad():
@@ -95,7 +98,7 @@ def test_merging_gives_the_same_logits(family: str, tmp_path: Path) -> None:
     assert_close(merged, logits)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *PUBLISHED_FAMILIES])
 def test_peft_loads_ours(family: str, tmp_path: Path) -> None:
     hf_peft = pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
