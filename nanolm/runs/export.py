@@ -20,17 +20,24 @@ from nanolm.model import stored
 from nanolm.model.base import Model
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, Seq2SeqConfig
-from nanolm.model.huggingface import SHARD, load_classifier, load_model, load_seq2seq, save_weights
+from nanolm.model.huggingface import (
+    SHARD,
+    load_classifier,
+    load_model,
+    load_seq2seq,
+    save_config,
+    save_weights,
+)
 from nanolm.model.seq2seq import Seq2Seq
 from nanolm.model.shapes import Config
 from nanolm.runs.folder import find_named, model_tokenizer, model_tokenizers
-from nanolm.runs.hub import CONFIG, MODEL_FILES
+from nanolm.runs.hub import CONFIG, MODEL_FILES, WITHOUT_JSON
 from nanolm.runs.info import History, read_history
 from nanolm.runs.model_card import TODO, model_card
 
 CARD = "README.md"
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-COPIED = (*(name for name in MODEL_FILES if name != CONFIG), "chat_template.jinja")
+COPIED = (*(name for name in MODEL_FILES if name != CONFIG), *WITHOUT_JSON)
 
 
 def export_folder(run: str, to: Path, dtype: str | None, note: Callable[[str], None]) -> None:
@@ -41,7 +48,7 @@ def export_folder(run: str, to: Path, dtype: str | None, note: Callable[[str], N
     config, history = stored.load_any_config(folder), read_history(Path(run), folder)
     reason = "--type"
     if dtype is None:
-        dtype, reason = stored_precision(folder, config, history)
+        dtype, reason = stored_precision(folder, history)
     model = load_any(folder, config).to(DTYPES[dtype])
     if not all(parameter.isfinite().all() for parameter in model.parameters()):
         raise ModelError(f"some weights of {run} are too large for {dtype}; use --type bf16 or f32")
@@ -51,7 +58,10 @@ def export_folder(run: str, to: Path, dtype: str | None, note: Callable[[str], N
         card = edited
 
     def write(temporary: Path) -> None:
-        values = stored.read_json(folder / CONFIG)
+        if folder.is_file():  # GGUF
+            assert isinstance(model, Model)
+            save_config(model, temporary, model_tokenizer(folder))
+        values = stored.read_json((temporary if folder.is_file() else folder) / CONFIG)
         if values["model_type"] != "nanolm":
             values.pop("torch_dtype", None)  # the old name
             values["dtype"] = str(DTYPES[dtype]).removeprefix("torch.")
@@ -87,15 +97,17 @@ def why_not_replace(to: Path) -> str:
     return files.why_keep(to, {CARD})
 
 
-def stored_precision(folder: Path, config: Config, history: History | None) -> tuple[str, str]:
+def stored_precision(folder: Path, history: History | None) -> tuple[str, str]:
     """The precision that the weights, or those of the base model, are stored in."""
     whose = "as stored"
     if history and history.start_from:
         try:
-            folder = find_named(history.start_from, lambda text: None, lambda *progress: None)
-            config, whose = stored.load_any_config(folder), "as its base model is stored"
+            folder = find_named(history.start_from, lambda text: None, no_download)
+            whose = "as its base model is stored"
         except NanolmError:
             return "f32", "the base model is not available"
-    with stored.checked_tensors(folder, config) as tensors:
-        kinds = {tensor.dtype.lower() for tensor in tensors.values()}
-    return (kinds.pop() if kinds in ({"f16"}, {"bf16"}) else "f32"), whose
+    return {"float16": "f16", "bfloat16": "bf16"}.get(stored.stored_dtype(folder), "f32"), whose
+
+
+def no_download(*progress: object) -> None:
+    raise ModelError("the model is not in the cache")

@@ -25,7 +25,13 @@ from nanolm.model.finite import root_mean_square
 from nanolm.model.gguf import FREQUENCIES, frequency_factors, gguf_values, stored_as, why_not
 from nanolm.model.huggingface import suppressed_tokens
 from nanolm.model.shapes import Shape
-from nanolm.model.stored import StoredTensor, checked_tensors, load_config, tensor_mappings
+from nanolm.model.stored import (
+    StoredTensor,
+    checked_tensors,
+    is_partial,
+    load_config,
+    tensor_mappings,
+)
 from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.tokenizer_files.gguf import tokenizer_values
@@ -71,6 +77,9 @@ def export_gguf(
     """Write the model of RUN to `to`, and a Modelfile for Ollama next to it."""
     folder = find_named(run, note, report)
     config, dtype = load_config(folder), dtype or DEFAULT
+    if is_partial(folder):
+        cure = f"merge it with `nanolm export {run} --to FOLDER`, then export FOLDER"
+        raise ModelError(f"{folder} is a LoRA adapter whose base model is elsewhere; {cure}")
     if why := why_not(config):
         raise ModelError(f"{folder} cannot be written as GGUF, which llama.cpp runs: {why}")
     assert isinstance(config, GPTConfig)
