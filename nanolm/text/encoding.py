@@ -30,7 +30,7 @@ def dropped_characters(tokenizer: Tokenizer, text: str, more: bool = False) -> s
         return ""
     part = f"{'the first ' if more or len(text) > SAMPLED else ''}{len(start):,} characters"
     example = dropped.most_common(1)[0][0]
-    lost = f"{dropped.total():,} of {part} have no token in this tokenizer and are dropped"
+    lost = f"{dropped.total():,} of {part} dropped (no token in this tokenizer)"
     return f"{lost}, for example {example!r}"
 
 

@@ -150,7 +150,7 @@ def test_special_tokens_are_recognized_on_request(cli: Cli, made: Path) -> None:
 
 def test_characters_without_a_token_are_reported(cli: Cli, tmp_path: Path) -> None:
     few = small_vocabulary(tmp_path / "few", 9)
-    note = "2 of 104 characters have no token in this tokenizer and are dropped, for example '日'"
+    note = "2 of 104 characters dropped (no token in this tokenizer), for example '日'"
     (tmp_path / "text.txt").write_text("w1 w2 w3 " * 11 + "w4 日日", encoding="utf-8")
     (tmp_path / "plain.txt").write_text("w1 w2 w3 " * 11, encoding="utf-8")
     commands = [

@@ -264,7 +264,7 @@ def test_fields_that_are_not_known_are_skipped() -> None:
 
 def test_characters_without_a_token_are_reported(tmp_path: Path) -> None:
     tokenizer = pair("BPE", tmp_path)[0]
-    lost = "2 of 12 characters have no token in this tokenizer and are dropped, for example '👍'"
+    lost = "2 of 12 characters dropped (no token in this tokenizer), for example '👍'"
     assert dropped_characters(tokenizer, "the  cat\n\t👍👍") == lost
     assert "of the first 100,000 characters" in dropped_characters(tokenizer, "é" * 200_000)
     assert dropped_characters(tokenizer, " the cat ") == ""

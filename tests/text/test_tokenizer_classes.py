@@ -193,6 +193,12 @@ def test_damaged_special_tokens_are_refused(wrong: dict[str, Any], tmp_path: Pat
         load_tokenizer(folder_of(tmp_path, "GPT2Tokenizer", wrong))
 
 
+def test_a_token_that_the_class_needs(tmp_path: Path) -> None:
+    wrong = {"tokenizer_class": "CLIPTokenizer", "bos_token": None}
+    with pytest.raises(ModelError, match="CLIPTokenizer needs a bos_token"):
+        load_tokenizer(folder_of(tmp_path, "CLIPTokenizer", wrong))
+
+
 def test_settings_that_cannot_be_written_are_left_out(tmp_path: Path) -> None:
     deep: Any = "x"
     for _ in range(300):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -45,10 +45,9 @@ class HuggingFace(Tokenizer):
             if growth(contents.whole.get(key)) > math.log(most):
                 raise ModelError(f"{self.file}: its {key} expands texts too much")
         with blamed(f"{self.file} is not a Hugging Face tokenizer"):
-            self.special_library = tokenizers.Tokenizer.from_str(self.text)
-            self.special_library.no_truncation()
-            self.special_library.no_padding()
-            self.library = deepcopy(self.special_library)
+            self.library = tokenizers.Tokenizer.from_str(self.text)
+            self.library.no_truncation()
+            self.library.no_padding()
             self.library.encode_special_tokens = True  # treats them as text
             ids: dict[str, int] = self.library.get_vocab(with_added_tokens=True)
         special = tokenizer_json.special_tokens(contents, ids)
@@ -82,6 +81,12 @@ class HuggingFace(Tokenizer):
 
     def encode_array(self, text: str) -> Ids:
         return np.array(self._encode(self.library, text).ids, np.uint32)
+
+    @cached_property
+    def special_library(self) -> Any:
+        library = deepcopy(self.library)
+        library.encode_special_tokens = False
+        return library
 
     def encode_special(self, text: str) -> list[int]:
         return list(self._encode(self.special_library, text).ids)

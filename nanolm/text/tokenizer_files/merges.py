@@ -92,6 +92,9 @@ def merges_to_json(vocabulary_file: Path, merges_file: Path) -> tuple[str, dict[
     processor: dict[str, Any] | None = None
     if kind in AROUND:
         ids = {new["content"]: new["id"] for new in added}
+        if missing := [key for key in AROUND[kind] if named[key] not in ids]:
+            problem = f"{kind} needs a {missing[0]}; set it in tokenizer_config.json"
+            raise ModelError(f"{vocabulary_file.parent}: {problem}")
         first, last = ([named[key], ids[named[key]]] for key in AROUND[kind])
         processor = {"type": "RobertaProcessing", "cls": first, "sep": last}
         processor |= {"trim_offsets": False, "add_prefix_space": False}
