@@ -23,7 +23,7 @@ from nanolm.model.config import ClassifierConfig, Seq2SeqConfig
 from nanolm.model.huggingface import SHARD, load_classifier, load_model, load_seq2seq, save_weights
 from nanolm.model.seq2seq import Seq2Seq
 from nanolm.model.shapes import Config
-from nanolm.runs.folder import find_named, model_tokenizer, model_tokenizers
+from nanolm.runs.folder import find_named, find_or_download, model_tokenizer, model_tokenizers
 from nanolm.runs.hub import CONFIG, MODEL_FILES
 from nanolm.runs.info import History, read_history
 from nanolm.runs.model_card import TODO, model_card
@@ -45,8 +45,8 @@ def export_folder(run: str, to: Path, dtype: str | None, note: Callable[[str], N
     model = load_any(folder, config).to(DTYPES[dtype])
     if not all(parameter.isfinite().all() for parameter in model.parameters()):
         raise ModelError(f"some weights of {run} are too large for {dtype}; use --type bf16 or f32")
-    card = model_card(to.name, run, config, history, dtype)
-    if (to / CARD).exists() and TODO not in (edited := (to / CARD).read_text(encoding="utf-8")):
+    card, todo = model_card(to.name, run, config, history, dtype).encode(), TODO.encode()
+    if (to / CARD).exists() and todo not in (edited := (to / CARD).read_bytes()):
         note(f"{CARD} is kept, since it was edited")
         card = edited
 
@@ -60,13 +60,13 @@ def export_folder(run: str, to: Path, dtype: str | None, note: Callable[[str], N
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, temporary / name)
         save_weights(model, temporary, SHARD)
-        (temporary / CARD).write_text(card, encoding="utf-8")
+        (temporary / CARD).write_bytes(card)
 
     to.parent.mkdir(parents=True, exist_ok=True)
     files.aside(to)  # removes what a killed export left
     files.commit(to.parent, to.name, write, unlisted={CARD})
     note(f"wrote {shown}: {counted(model.parameter_count(), 'parameter')}, {dtype} ({reason})")
-    if TODO in card:
+    if todo in card:
         note(f"before you publish it, choose a license in {shown / CARD}")
     note(f"to publish it: hf upload NAME {shlex.quote(str(shown))}")
 
@@ -92,7 +92,8 @@ def stored_precision(folder: Path, config: Config, history: History | None) -> t
     whose = "as stored"
     if history and history.start_from:
         try:
-            folder = find_named(history.start_from, lambda text: None, lambda *progress: None)
+            base = history.start_from
+            folder = find_or_download(base, lambda text: None, lambda *progress: None)
             config, whose = stored.load_any_config(folder), "as its base model is stored"
         except NanolmError:
             return "f32", "the base model is not available"

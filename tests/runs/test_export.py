@@ -218,11 +218,11 @@ def test_only_an_earlier_export_is_replaced(model: Path, trained: Path, tmp_path
 def test_an_edited_card_is_kept(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     export(model, out)
-    card = re.sub("(?m)^> .*$", "", (out / "README.md").read_text()) + "Mine.\n"
-    (out / "README.md").write_text(card)
+    card = re.sub("(?m)^> .*$", "", (out / "README.md").read_text()).encode() + b"M\xefne.\n"
+    (out / "README.md").write_bytes(card)  # in another encoding
     load(out, print)  # the manifest does not mention it
     assert "README.md is kept, since it was edited" in export(model, out, "f16")
-    assert (out / "README.md").read_text() == card
+    assert (out / "README.md").read_bytes() == card
 
 
 def test_what_a_kill_left_is_removed(model: Path, tmp_path: Path) -> None:
