@@ -8,7 +8,7 @@ tokenizers are comparable. The markers between documents have no bytes and are n
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,8 +24,9 @@ from nanolm.machine import cache_folder
 from nanolm.model.base import Model
 from nanolm.text.corpus import read_corpus
 from nanolm.text.decoding import Reading
+from nanolm.text.documents import plain_json
 from nanolm.text.sources import find_sources
-from nanolm.text.store import encode_corpus, mapped
+from nanolm.text.store import dropped_from, encode_corpus, mapped
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.tokens import Store
 from nanolm.training.distributed import ALONE, World
@@ -46,6 +47,7 @@ class Score:
     tokens: int
     bytes: int
     characters: int
+    window: int  # tokens; each is predicted from at most so many
     top_1_accuracy: float | None = None  # the actual token was the most likely one
     top_5_accuracy: float | None = None  # or among the top five; None if not requested
     # The first tokens one by one, including start of text at the beginning of each document.
@@ -66,10 +68,13 @@ def evaluate_texts(
     stride: int | None = None,
     keep: int = 0,
     full_windows: bool = False,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[Score]:
     """Score the texts given by `names` with each model, in windows of the given size."""
     cache = cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)
+    for text in [*sources.notes, *plain_json(sources.files, reading)]:
+        note(text)
     scores = []
     with read_corpus(sources, reading, cache, report) as corpus:
         # Count the first bytes of characters, without the markers before documents.
@@ -78,6 +83,8 @@ def evaluate_texts(
         characters -= corpus.documents
         for each, window in models:
             model, tokenizer = each.model.to(device), each.tokenizer
+            if dropped := dropped_from(corpus, tokenizer):
+                note(dropped)
             with tempfile.TemporaryFile(dir=cache) as file:  # which a kill cannot leave behind
                 encode_corpus(corpus, tokenizer, file, report)
                 ids = mapped(file, tokenizer)
@@ -154,6 +161,7 @@ def evaluate(
         tokens=tokens,
         bytes=size,
         characters=characters,
+        window=window,
         top_1_accuracy=top_1 / some if ranked else None,
         top_5_accuracy=top_5 / some if ranked else None,
         surprises=np.concatenate(kept),
@@ -181,6 +189,7 @@ def scored(
     old = window - stride  # targets already scored by the previous window
     starts = range(0, targets - window + stride, stride)[::every]
     rows = max(1, MOST_LOGITS // (window * model.config.vocab_size))
+    size = max(1, MOST_LOGITS // (rows * model.config.vocab_size))  # tokens of each row at a time
     for number, done in enumerate(range(0, len(starts), rows)):
         if number % world.size != world.rank:
             continue
@@ -196,12 +205,15 @@ def scored(
         skip = old if done else 0
         x, y, new = part[:, :-1], part[:, 1 + skip :], new[:, skip:]
         seen = model.hidden_states(x.to(model.device))[:, skip:]  # (rows, time, dim)
-        logits = model.head(seen).float()  # (rows, time, vocabulary)
-        right = y.to(logits.device)
-        losses = F.cross_entropy(logits.flatten(0, 1), right.flatten(), reduction="none")
-        ranks = None
-        if ranked:  # 1 + the number of more likely tokens; last if the logit is NaN
-            behind = ~(logits <= logits.gather(2, right[..., None]))
-            ranks = 1 + behind.sum(dim=2).cpu()[new]
-        yield number, y[new], losses.cpu().double().view_as(new)[new], ranks
+        losses, ranks = [], []
+        # A long window has more logits than fit in memory.
+        for some, right in zip(seen.split(size, 1), y.to(seen.device).split(size, 1), strict=True):
+            logits = model.head(some).float()  # (rows, time, vocabulary)
+            nats = F.cross_entropy(logits.flatten(0, 1), right.flatten(), reduction="none")
+            losses.append(nats.cpu().double().view_as(right))
+            if ranked:  # 1 + the number of more likely tokens; last if the logit is NaN
+                behind = ~(logits <= logits.gather(2, right[..., None]))
+                ranks.append(1 + behind.sum(dim=2).cpu())
+        rank = torch.cat(ranks, dim=1)[new] if ranked else None
+        yield number, y[new], torch.cat(losses, dim=1)[new], rank
         report("evaluating", min(done + rows, len(starts)), len(starts))

@@ -38,6 +38,25 @@ SWITCHES: dict[str, tuple[Any, ...]] = {
     "tied": (True, False),
     "kv_heads": (1, 2, 4),
 }
+# Switches of published models, which the command line does not offer; the usual values first.
+PUBLISHED: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (None, "none", "qkv", "all"),
+    "qk_norm_whole": (False, True),
+    "parallel_residual": (False, True),
+    "rotary_dims": (None, 2),
+    "unrotated_layers": ((), (0,)),
+    "sliding_window": (None, 3),
+}
+PUBLISHED_FAMILIES: dict[str, dict[str, Any]] = {  # changes of `gpt_config`
+    "qwen2": {"qk_norm": False, "attention_bias": "qkv", "kv_heads": 2},
+    "mistral": {"qk_norm": False, "sliding_window": 3, "kv_heads": 2},
+    "smollm3": {"qk_norm": False, "unrotated_layers": (1,), "tied": True},
+    "olmo2": {"norm_place": "branch", "qk_norm_whole": True, "kv_heads": 2},
+    "gpt_neox": {
+        **{"norm": "layer", "feed_forward": "gelu", "qk_norm": False, "bias": True},
+        **{"parallel_residual": True, "rotary_dims": 2},
+    },
+}
 SCALINGS = (
     None,
     RopeScaling("linear", 4.0),

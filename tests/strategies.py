@@ -1,7 +1,7 @@
 """Models for property-based tests."""
 
 from hypothesis import strategies as st
-from models import SCALINGS, SHAPE, SWITCHES, gpt_config
+from models import PUBLISHED, SCALINGS, SHAPE, SWITCHES, gpt_config
 
 from nanolm.model.config import RECURRENT, ModelConfig, RecurrentConfig
 
@@ -16,7 +16,9 @@ def configs() -> st.SearchStrategy[ModelConfig]:
         "hidden": st.integers(8, 40),
         "dropout": st.sampled_from([0.0, 0.1]),
     }
-    transformers = st.builds(gpt_config, **switches, **more)
+    published = {name: st.sampled_from(values) for name, values in PUBLISHED.items()}
+    transformers = st.builds(gpt_config, **switches, **more, **published)
+    transformers = transformers.filter(lambda config: not config.problems())
     recurrent = st.builds(
         RecurrentConfig,
         cell=st.sampled_from(RECURRENT),

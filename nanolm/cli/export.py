@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from nanolm.cli.console import note
+from nanolm.cli.console import note, note_written
 from nanolm.cli.options import Command, unknown
 from nanolm.errors import refuse
 
@@ -30,9 +30,13 @@ def command(run: str, to: str, dtype: str | None) -> None:
     gguf = Path(to).suffix.lower() == ".gguf"
     refuse(unknown("--type", dtype, GGUF_TYPES if gguf else FOLDER_TYPES) if dtype else [])
     if gguf:
-        from nanolm.gguf.export import export_gguf
+        from nanolm.cli.progress import TrainingView
+        from nanolm.runs.export_gguf import export_gguf
 
-        export_gguf(run, Path(to), dtype, note)
+        with TrainingView() as view:
+            made = export_gguf(run, Path(to), dtype, note, view.report)
+        note_written(made.file)
+        note(f"for Ollama, type: {made.command}")
     else:
         from nanolm.runs.export import export_folder
 

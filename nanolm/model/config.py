@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 Positions = Literal["learned", "sinusoidal", "rope", "alibi", "none"]
 Norm = Literal["layer", "rms"]
-NormPlace = Literal["pre", "post"]
+NormPlace = Literal["pre", "post", "branch"]
 FeedForwardKind = Literal["relu", "gelu", "gelu_tanh", "relu2", "silu", "swiglu"]
 CrossAttentionKind = Literal["none", "additive", "dot"]
 Pool = Literal["last", "mean", "max"]
@@ -77,17 +77,30 @@ class TransformerConfig(ModelConfig):
     hidden: int  # width inside the feed-forward layer
     positions: Positions
     norm: Norm
-    norm_place: NormPlace  # before each layer, or after the residual addition
+    norm_place: NormPlace  # before each layer, after the residual addition, or before it
     feed_forward: FeedForwardKind
     qk_norm: bool  # normalize queries and keys, which bounds attention scores
     bias: bool  # in linear layers, and in layer norms
     norm_epsilon: float = 1e-6
     rope_base: float = 10_000.0
     rope_scaling: RopeScaling | None = None
+    # Switches of published models.
+    attention_bias: Literal["none", "qkv", "all"] | None = None  # if not the same as `bias`
+    qk_norm_whole: bool = False  # `qk_norm` of all heads together (OLMo 2)
+    parallel_residual: bool = False  # attention and feed-forward have the same input (GPT-NeoX)
+    rotary_dims: int | None = None  # components of each head that are rotated, if not all
+    unrotated_layers: tuple[int, ...] = ()  # layers without rotary positions (SmolLM3)
+    sliding_window: int | None = None  # tokens that each token attends to, if not all (Mistral)
 
     @property
     def head_dim(self) -> int:
         return self.head_width or self.dim // self.heads
+
+    @property
+    def attention_biases(self) -> tuple[bool, bool]:
+        """Whether there are biases of queries, keys and values, and of the output projection."""
+        which = self.attention_bias or ("all" if self.bias else "none")
+        return which != "none", which == "all"
 
     def problems(self) -> list[str]:
         found = super().problems()
@@ -113,12 +126,28 @@ class TransformerConfig(ModelConfig):
                 f"--dim {self.dim} is not a multiple of --heads {self.heads}; "
                 f"try --dim {dim} or --heads {heads}"
             )
-        elif self.positions == "rope" and self.head_dim % 2:
+        elif self.positions == "rope" and self.rotary_dims is None and self.head_dim % 2:
             found.append(
                 f"rotary positions need an even width per head, but --dim {self.dim} / "
                 f"--heads {self.heads} is {self.head_dim}; try --dim {self.dim + self.heads}"
             )
-        return found
+        dims, window, skipped = self.rotary_dims, self.sliding_window, self.unrotated_layers
+        width, last = self.head_dim, self.layers - 1
+        wrong = {
+            "parallel_residual needs --norm-place pre": (
+                self.parallel_residual and self.norm_place != "pre"
+            ),
+            f"rotary_dims is {dims}: must be even, from 2 to the width of a head, {width}": (
+                dims is not None and (dims % 2 or not 2 <= dims <= width)
+            ),
+            f"unrotated_layers is {skipped}: must be from 0 to {last}": (
+                any(not 0 <= layer <= last for layer in skipped)
+            ),
+            f"sliding_window is {window}: must be at least 1, and without ALiBi": (
+                window is not None and (window < 1 or self.positions == "alibi")
+            ),
+        }
+        return found + [problem for problem, is_wrong in wrong.items() if is_wrong]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +182,9 @@ class EncoderDecoderConfig(Seq2SeqConfig, TransformerConfig):
             found.append(
                 f"--positions {self.positions}: encoder-decoders do not support it; try rope"
             )
+        found += [
+            f"{name}: encoder-decoders do not support it" for name in unsupported(self, PUBLISHED)
+        ]
         return found
 
 
@@ -167,6 +199,17 @@ class RecurrentSeq2SeqConfig(Seq2SeqConfig):
 Switches = dict[
     str, tuple[object, ...]
 ]  # fields of a TransformerConfig, each with its allowed values
+
+
+# The switches of published models, with their usual values.
+PUBLISHED: Switches = {
+    "attention_bias": (None,),
+    "qk_norm_whole": (False,),
+    "parallel_residual": (False,),
+    "rotary_dims": (None,),
+    "unrotated_layers": ((),),
+    "sliding_window": (None,),
+}
 
 
 def unsupported(config: TransformerConfig, switches: Switches) -> list[str]:

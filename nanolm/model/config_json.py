@@ -7,15 +7,13 @@ Models that fit no family (recurrent, ALiBi, ...) are saved as "model_type": "na
 fields of our own config. Unknown settings that would change the results are refused by name.
 """
 
-import math
 import types
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from nanolm.errors import ModelError
 from nanolm.model.config import (
-    FAMILIES,
     ClassifierConfig,
     EncoderDecoderConfig,
     GPTConfig,
@@ -26,55 +24,18 @@ from nanolm.model.config import (
     RecurrentSeq2SeqConfig,
     RopeScaling,
     Seq2SeqConfig,
-    Switches,
     unsupported,
 )
+from nanolm.model.families import CAUSAL, CLASSES, CLASSIFIERS, EXPRESSED, read_family, write_family
 from nanolm.model.json_values import LARGEST, Values
 from nanolm.model.marian_json import (
-    ACTIVATIONS,
     EXPRESSED_SEQ2SEQ,
     SEQ2SEQ,
-    SWITCHES,
     marian_to_json,
     read_marian,
     separate_source,
 )
 
-# Prefixes of each family's class names in transformers.
-CLASSES = {"gpt2": "GPT2", "llama": "Llama", "qwen3": "Qwen3"}
-CAUSAL = {family: f"{name}ForCausalLM" for family, name in CLASSES.items()}
-CAUSAL["gpt2"] = "GPT2LMHeadModel"
-CLASSIFIERS = {family: f"{name}ForSequenceClassification" for family, name in CLASSES.items()}
-# The values of each switch that a family supports.
-EXPRESSED: dict[str, Switches] = {
-    family: {name: (FAMILIES[ours][name],) for name in SWITCHES}
-    for family, ours in {"gpt2": "gpt2", "llama": "llama", "qwen3": "modern"}.items()
-}
-EXPRESSED["gpt2"] |= {"feed_forward": tuple(ACTIVATIONS.values()), "head_width": (None,)}
-EXPRESSED["llama"]["bias"] = (False, True)
-EXPRESSED |= EXPRESSED_SEQ2SEQ
-# Our names of the sizes, by their Hugging Face names.
-GPT2_SIZES = {
-    "n_positions": "context",
-    "n_embd": "dim",
-    "n_layer": "layers",
-    "n_head": "heads",
-    "n_inner": "hidden",
-}
-LLAMA_SIZES = {
-    "max_position_embeddings": "context",
-    "hidden_size": "dim",
-    "num_hidden_layers": "layers",
-    "num_attention_heads": "heads",
-    "num_key_value_heads": "kv_heads",
-    "head_dim": "head_dim",
-    "intermediate_size": "hidden",
-}
-# Our names of the RoPE scaling parameters, by their Hugging Face names.
-STRETCHED = {"factor": "factor", "original_max_position_embeddings": "original_context"}
-LLAMA3 = {**STRETCHED, "low_freq_factor": "slow", "high_freq_factor": "fast"}
-YARN = {**STRETCHED, "beta_slow": "slow", "beta_fast": "fast", "attention_factor": "gain"}
-SCALINGS = {"default": {}, "linear": {"factor": "factor"}, "llama3": LLAMA3, "yarn": YARN}
 KINDS: dict[str, type[ModelConfig]] = {
     "transformer": GPTConfig,
     "recurrent": RecurrentConfig,
@@ -96,16 +57,16 @@ def model_type(config: ModelConfig | ClassifierConfig) -> tuple[str, str]:
     for family in SEQ2SEQ if seq2seq else CLASSES:
         missing = [
             as_option(name, getattr(config, name))
-            for name in unsupported(config, EXPRESSED[family])
+            for name in unsupported(config, (EXPRESSED | EXPRESSED_SEQ2SEQ)[family])
         ]
-        if (seq2seq or family == "gpt2") and config.kv_heads != config.heads:
+        if (seq2seq or family in ("gpt2", "gpt_neox")) and config.kv_heads != config.heads:
             missing.append(as_option("kv_heads", config.kv_heads))
         if family == "pegasus" and separate_source(config):
             missing.append("--separate-vocabularies")
         if not missing:
             return family, ""
         reasons.append((len(missing), f"{family} does not support {' or '.join(missing)}"))
-    return "nanolm", min(reasons)[1]
+    return "nanolm", min(reasons, key=lambda reason: reason[0])[1]  # the first of the closest
 
 
 def as_option(name: str, value: object) -> str:
@@ -144,33 +105,7 @@ def config_to_json(config: ModelConfig | ClassifierConfig) -> dict[str, Any]:
     }
     if isinstance(config, EncoderDecoderConfig):
         return {**shared, **marian_to_json(config, family)}
-    if family == "gpt2":
-        activations = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
-        dropouts = {"resid_pdrop": config.dropout, "embd_pdrop": config.dropout, "attn_pdrop": 0.0}
-        return {
-            **shared,
-            **{theirs: getattr(config, ours) for theirs, ours in GPT2_SIZES.items()},
-            "activation_function": activations[config.feed_forward],
-            "layer_norm_epsilon": config.norm_epsilon,
-            **dropouts,
-        }
-    kind = config.rope_scaling.kind if config.rope_scaling else "default"
-    parts = {name: getattr(config.rope_scaling, ours) for name, ours in SCALINGS[kind].items()}
-    rope = {"rope_type": kind, "rope_theta": float(config.rope_base), **parts}
-    written = {
-        **shared,
-        **{theirs: getattr(config, ours) for theirs, ours in LLAMA_SIZES.items()},
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_epsilon,
-        "rope_parameters": rope,
-        # The same for older versions of transformers.
-        "rope_theta": rope["rope_theta"],
-        "rope_scaling": rope if config.rope_scaling else None,
-        "attention_bias": config.bias,
-        "attention_dropout": 0.0,
-        "dropout": config.dropout,  # ours: the residual dropout it was trained with
-    }
-    return {**written, "mlp_bias": config.bias} if family == "llama" else written
+    return {**shared, **write_family(config, family)}
 
 
 def own_to_json(config: ModelConfig) -> dict[str, Any]:
@@ -181,11 +116,10 @@ def own_to_json(config: ModelConfig) -> dict[str, Any]:
 def config_from_json(values: dict[str, Any], file: Path) -> ModelConfig | ClassifierConfig:
     """The config described by the contents of `file`, or a ModelError that says what is wrong."""
     found = Values(values, str(file))
+    config: ModelConfig | ClassifierConfig
     match family := values.get("model_type"):
-        case "gpt2":
-            config: ModelConfig | ClassifierConfig = read_gpt2(found)
-        case "llama" | "qwen3":
-            config = read_llama(found, family)
+        case str() if family in CLASSES:
+            config = read_family(found, family)
         case "marian" | "pegasus":
             config = read_marian(found, family)
         case "nanolm" if values.get("kind") == "classifier":
@@ -200,107 +134,6 @@ def config_from_json(values: dict[str, Any], file: Path) -> ModelConfig | Classi
     if problems := config.problems():
         raise ModelError(f"{file}: {'; '.join(problems)}")
     return config
-
-
-def read_shared(values: Values, family: str) -> None:
-    values.only("quantization_config", [None], None, "quantized weights")
-    values.only("add_cross_attention", [False], False, "cross-attention")
-    bodies = [f"{name}Model" for name in CLASSES.values()]  # without a head
-    for name in values.like("architectures", []):
-        if name not in (CAUSAL[family], CLASSIFIERS[family], *bodies):
-            raise values.wrong("architectures", "neither a language model nor a classifier")
-
-
-def read_gpt2(values: Values) -> GPTConfig:
-    read_shared(values, "gpt2")
-    values.only("scale_attn_weights", [True], True, "unscaled attention")
-    values.only("scale_attn_by_inverse_layer_idx", [False], False, "attention scaled by layer")
-    what = "this activation function"
-    activation = values.only("activation_function", ACTIVATIONS, "gelu_new", what)
-    defaults = {"n_positions": 1024, "n_inner": 4 * values.count("n_embd")}
-    sizes = read_sizes(values, "gpt2", GPT2_SIZES, defaults)
-    return GPTConfig(
-        **sizes | {"feed_forward": ACTIVATIONS[activation]},
-        kv_heads=sizes["heads"],
-        tied=values.like("tie_word_embeddings", True),
-        dropout=values.number("resid_pdrop", 0.1),
-        norm_epsilon=values.number("layer_norm_epsilon", 1e-5),
-    )
-
-
-def read_sizes(
-    values: Values, family: str, names: dict[str, str], defaults: dict[str, int]
-) -> dict[str, Any]:
-    """The sizes, and the switches that are fixed for a family."""
-    fixed = {name: allowed[0] for name, allowed in EXPRESSED[family].items() if len(allowed) == 1}
-    sizes = {ours: values.count(theirs, defaults.get(theirs)) for theirs, ours in names.items()}
-    return {**fixed, **sizes, "vocab_size": values.count("vocab_size")}
-
-
-def read_llama(values: Values, family: Literal["llama", "qwen3"]) -> GPTConfig:
-    read_shared(values, family)
-    values.only("hidden_act", ["silu", "swish"], "silu", "this activation function")
-    bias = family == "llama" and values.like("mlp_bias", False)
-    values.only("attention_bias", [bias], False, "biases in only some layers")
-    if family == "qwen3":
-        values.only("use_sliding_window", [False], False, "a sliding window")
-        if any(kind != "full_attention" for kind in values.like("layer_types", [])):
-            raise values.wrong("layer_types", "nanolm does not support a sliding window")
-    dim, heads = values.count("hidden_size"), values.count("num_attention_heads")
-    defaults = {  # of transformers
-        "max_position_embeddings": 2048 if family == "llama" else 32768,
-        "num_key_value_heads": heads if family == "llama" else 32,
-        "head_dim": max(1, dim // heads) if family == "llama" else 128,
-    }
-    sizes = read_sizes(values, family, LLAMA_SIZES, defaults)
-    head_dim = sizes.pop("head_dim")
-    base, scaling = read_rope(values, sizes["context"])
-    return GPTConfig(
-        **sizes | {"bias": bias},
-        head_width=None if head_dim * heads == dim else head_dim,
-        tied=values.like("tie_word_embeddings", False),
-        dropout=values.number("dropout", 0.0),
-        norm_epsilon=values.number("rms_norm_eps", 1e-6),
-        rope_base=base,
-        rope_scaling=scaling,
-    )
-
-
-def read_rope(values: Values, context: int) -> tuple[float, RopeScaling | None]:
-    """The base and scaling of rotary positions, in the new or the old format, or both."""
-    new, old = values.like("rope_parameters", {}), values.like("rope_scaling", {})
-    if "type" in old:
-        old = {"rope_type": old["type"]} | {key: old[key] for key in old if key != "type"}
-    outside = ("rope_theta", "partial_rotary_factor")  # top-level fields in older versions
-    old = {key: values.values[key] for key in outside if values.get(key) is not None} | old
-    for key in new.keys() & old.keys():
-        if new[key] != old[key]:
-            raise values.wrong("rope_parameters", f"its {key} contradicts the older fields")
-    rope = Values({**old, **new}, f"{values.where}: rope_parameters")
-    rope.only("partial_rotary_factor", [1, 1.0], 1.0, "partial rotary embeddings")
-    kind = rope.only("rope_type", SCALINGS, "default", "this RoPE scaling")
-    known = {"rope_type", "rope_theta", "partial_rotary_factor", *SCALINGS[kind]}
-    defaults: dict[str, float] = {"original_max_position_embeddings": context}
-    if kind == "yarn":
-        known.add("truncate")
-        rope.only("truncate", [True], True, "this variant of YaRN")
-        gain = 0.1 * math.log(max(1, rope.number("factor"))) + 1
-        defaults |= {"beta_slow": 1, "beta_fast": 32, "attention_factor": gain}
-    for key, value in rope.values.items():
-        if value is not None and key not in known:
-            raise rope.wrong(key, f"nanolm does not support this parameter of {kind!r} scaling")
-    base = rope.number("rope_theta", 10_000.0)
-    if kind == "default":
-        return base, None
-    parts: dict[str, Any] = {
-        ours: rope.number(name, defaults.get(name)) for name, ours in SCALINGS[kind].items()
-    }
-    if "original_context" in parts:
-        original = rope.count("original_max_position_embeddings", context)
-        parts["original_context"] = original
-        if values.get("original_max_position_embeddings", original) != original:
-            raise values.wrong("original_max_position_embeddings", "contradicts rope_parameters")
-    return base, RopeScaling(kind, **parts)
 
 
 def read_labels(values: Values) -> tuple[str, ...]:
@@ -345,7 +178,10 @@ def read_own(values: Values) -> ModelConfig:
     values.check_names(*hints)
     taken = {}
     for field in fields(made):
-        value = values.values.get(field.name, ...)
+        missing = ... if field.default is MISSING else field.default  # of an older version
+        value = values.values.get(field.name, missing)
+        if field.name == "unrotated_layers" and isinstance(value, list):
+            value = tuple(value)
         if field.name == "rope_scaling" and isinstance(value, dict):
             try:
                 value = RopeScaling(**value)
@@ -361,10 +197,12 @@ def read_own(values: Values) -> ModelConfig:
 
 
 def fits(value: object, hint: Any) -> bool:
-    if isinstance(hint, types.UnionType):
+    if get_origin(hint) in (types.UnionType, Union):
         return any(fits(value, part) for part in get_args(hint))
     if get_origin(hint) is Literal:
         return any(type(value) is type(one) and value == one for one in get_args(hint))
+    if get_origin(hint) is tuple:
+        return type(value) is tuple and all(fits(part, get_args(hint)[0]) for part in value)
     if hint in (int, float):
         return type(value) in (int, hint) and abs(value) <= LARGEST  # type: ignore[arg-type]
     if type(value) is RopeScaling is hint:

@@ -112,14 +112,9 @@ class DecoderBlock(Block):
         cross_weights: list[Tensor] | None = None,
     ) -> Tensor:
         cross = (memory, cross_weights)
-        if self.norm_first:
-            x = x + self.dropout(self.attention(self.attention_norm(x), inputs))
-            x = x + self.dropout(self.cross_attention(self.cross_attention_norm(x), *cross))
-            x = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-        else:
-            x = self.attention_norm(x + self.dropout(self.attention(x, inputs)))
-            x = self.cross_attention_norm(x + self.dropout(self.cross_attention(x, *cross)))
-            x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        x = self.residual(x, self.attention_norm, self.attention, inputs)
+        x = self.residual(x, self.cross_attention_norm, self.cross_attention, *cross)
+        x = self.residual(x, self.feed_forward_norm, self.feed_forward)
         return x  # (batch, target, dim)
 
 

@@ -1,4 +1,4 @@
-"""The decoder-only Transformer: GPT-2, Llama, Qwen3 and variants in between.
+"""The decoder-only Transformer: GPT-2, Llama, Qwen3, GPT-NeoX and variants in between.
 
     >>> config = configure("modern", vocab_size=300, layers=2, heads=2, dim=32, context=16)
     >>> GPT(config)(torch.tensor([[1, 2, 3]])).shape
@@ -12,7 +12,7 @@ for the next token. This is the reference implementation; `fast/` swaps in faste
 import math
 from collections.abc import Callable
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nanolm.model.base import Embedding, Model, StackedLinear
 from nanolm.model.cache import KVCache, causal_mask
 from nanolm.model.config import GPTConfig, TransformerConfig
-from nanolm.model.positions import PositionTables, Rotation, alibi_mask, rotate
+from nanolm.model.positions import PositionTables, Rotation, position_mask, rotate
 
 
 class AttentionInputs(NamedTuple):
@@ -80,9 +80,9 @@ class GPT(Model):
         positions = cache.next_positions(time) if cache else slice(0, time)
         kv_length = cache.kv_length(positions) if cache else time
         rotation = self.tables.rotation(positions, kv_length, self.device)
-        mask = cache.mask(positions) if cache else None
-        if self.config.positions == "alibi":
-            mask = alibi_mask(positions, kv_length, self.config.heads, self.token_embedding.weight)
+        mask = position_mask(self.config, positions, kv_length, self.token_embedding.weight)
+        if mask is None and cache:
+            mask = cache.mask(positions)
         return AttentionInputs(positions, kv_length, rotation, mask, cache, attn_weights)
 
     def embed(self, ids: Tensor, inputs: AttentionInputs) -> Tensor:
@@ -138,7 +138,7 @@ class GPT(Model):
                 if self.config.norm == "layer":
                     # GPT-2: the residual stream then does not grow with the number of layers.
                     nn.init.normal_(module.out.weight, std=0.02 / math.sqrt(2 * self.config.layers))
-                else:
+                elif self.config.norm_place != "branch":  # a norm of zeros has huge gradients
                     # Each residual branch starts at zero, which trains faster than small values.
                     nn.init.zeros_(module.out.weight)
 
@@ -148,7 +148,7 @@ class Block(nn.Module):
 
     def __init__(self, config: TransformerConfig, layer: int) -> None:
         super().__init__()
-        self.norm_first = {"pre": True, "post": False}[config.norm_place]
+        self.norm_place, self.parallel = config.norm_place, config.parallel_residual
         self.attention_norm = make_norm(config, config.dim)
         self.attention = Attention(config, layer)
         self.feed_forward_norm = make_norm(config, config.dim)
@@ -156,23 +156,33 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
-        if self.norm_first:
-            x = x + self.dropout(self.attention(self.attention_norm(x), inputs))
-            x = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-        else:
-            x = self.attention_norm(x + self.dropout(self.attention(x, inputs)))
-            x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        if self.parallel:
+            y: Tensor = self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+            return y + self.residual(x, self.attention_norm, self.attention, inputs)
+        x = self.residual(x, self.attention_norm, self.attention, inputs)
+        return self.residual(x, self.feed_forward_norm, self.feed_forward)
+
+    def residual(self, x: Tensor, norm: nn.Module, layer: nn.Module, *inputs: Any) -> Tensor:
+        """x plus what the layer makes of it, with the norm in one of three places."""
+        match self.norm_place:
+            case "pre":
+                x = x + self.dropout(layer(norm(x), *inputs))
+            case "post":
+                x = norm(x + self.dropout(layer(x, *inputs)))
+            case "branch":
+                x = x + self.dropout(norm(layer(x, *inputs)))
+            case other:
+                raise ValueError(f"unknown norm_place: {other}")
         return x  # (batch, time, dim)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """`naive_attention` by PyTorch's fused kernel, which does not return the weights."""
     queries, keys, grouped = q.shape[2], k.shape[2], q.shape[1] != k.shape[1]
-    if mask is None and queries == keys:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    if mask is None and queries > 1:  # a single query is the last token and attends to all
+    causal = mask is None and queries == keys
+    if mask is None and 1 < queries < keys:  # a single query is the last token and attends to all
         mask = causal_mask(queries, keys, q.device)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=grouped)
 
 
 def naive_attention(
@@ -200,25 +210,25 @@ class Attention(nn.Module):
 
     def __init__(self, config: TransformerConfig, layer: int) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.rotated = layer, layer not in config.unrotated_layers
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
-        self.parts = [self.heads, self.kv_heads, self.kv_heads]
-        rows = [part * self.head_dim for part in self.parts]
-        self.qkv = StackedLinear(config.dim, rows, bias=config.bias)
-        self.out = nn.Linear(self.heads * self.head_dim, config.dim, bias=config.bias)
-        self.qk_norm = config.qk_norm
+        self.rows = [part * self.head_dim for part in (self.heads, self.kv_heads, self.kv_heads)]
+        self.qkv = StackedLinear(config.dim, self.rows, bias=config.attention_biases[0])
+        self.out = nn.Linear(self.rows[0], config.dim, bias=config.attention_biases[1])
+        self.qk_norm, self.whole = config.qk_norm, config.qk_norm and config.qk_norm_whole
         if config.qk_norm:
-            self.query_norm = make_norm(config, config.head_dim)
-            self.key_norm = make_norm(config, config.head_dim)
+            widths = self.rows if self.whole else [self.head_dim] * 2
+            self.query_norm, self.key_norm = (make_norm(config, width) for width in widths[:2])
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
-        batch, time, _ = x.shape
-        qkv = self.qkv(x).view(batch, time, sum(self.parts), self.head_dim)
-        q, k, v = qkv.split(self.parts, dim=2)  # (batch, time, heads or kv_heads, head_dim)
-        if self.qk_norm:
+        q, k, v = self.qkv(x).split(self.rows, dim=2)  # (batch, time, heads * head_dim)
+        if self.whole:
+            q, k = self.query_norm(q), self.key_norm(k)
+        q, k, v = (t.unflatten(2, (-1, self.head_dim)) for t in (q, k, v))
+        if self.qk_norm and not self.whole:
             q, k = self.query_norm(q), self.key_norm(k)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (batch, heads, time, head_dim)
-        if inputs.rotation:
+        if inputs.rotation and self.rotated:
             q, k = self.rotate(q, inputs.rotation), self.rotate(k, inputs.rotation)
         if inputs.cache:  # (batch, kv_heads, past + time, head_dim)
             k, v = inputs.cache.update(self.layer, k, v, inputs.positions)

@@ -7,7 +7,8 @@ from nanolm.model.json_values import Values
 
 SEQ2SEQ = {"marian": "MarianMTModel", "pegasus": "PegasusForConditionalGeneration"}
 # Our names of activation functions, by their Hugging Face names; the last of several is written.
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu2": "relu2"}
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "relu2": "relu2"}
+ACTIVATIONS |= dict.fromkeys(("gelu_fast", "gelu_pytorch_tanh", "gelu_new"), "gelu_tanh")
 ACTIVATIONS |= dict.fromkeys(("swish", "silu"), "silu")
 # The values of each switch that a family supports.
 SWITCHES = ("positions", "norm", "norm_place", "feed_forward", "qk_norm", "bias")

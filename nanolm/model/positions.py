@@ -65,14 +65,15 @@ def sinusoidal_table(length: int, dim: int, halves: bool = False) -> Tensor:
 
 def rotation_table(length: int, config: TransformerConfig) -> Rotation:
     """Cosine and sine of the rotation angle of each component at each position."""
-    pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
-    frequencies = config.rope_base ** (-pairs / config.head_dim)  # radians per position
+    dim = config.rotary_dims or config.head_dim
+    pairs = torch.arange(0, dim, 2, dtype=torch.float32)
+    frequencies = config.rope_base ** (-pairs / dim)  # radians per position
     gain = 1.0
     if config.rope_scaling:
         frequencies = stretched(frequencies, config.rope_base, config.rope_scaling)
         gain = config.rope_scaling.gain
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
-    angles = torch.cat([angles, angles], dim=-1)  # (length, head_dim)
+    angles = torch.cat([angles, angles], dim=-1)  # (length, dim)
     return angles.cos() * gain, angles.sin() * gain
 
 
@@ -107,20 +108,40 @@ def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
     return torch.exp2(-8 * torch.cat([slopes, between]))
 
 
+def distances(positions: slice | Tensor, kv_length: int, device: torch.device) -> Tensor:
+    """How far each key is behind each query: (batch or 1, 1, time, kv_length)."""
+    if isinstance(positions, slice):
+        positions = torch.arange(positions.start, positions.stop, device=device)[None]
+    return positions[:, None, :, None] - torch.arange(kv_length, device=device)
+
+
+def position_mask(
+    config: TransformerConfig, positions: slice | Tensor, kv_length: int, like: Tensor
+) -> Tensor | None:
+    """The mask of ALiBi or of a sliding window; None if there is neither, or no key is outside."""
+    if config.positions == "alibi":
+        return alibi_mask(positions, kv_length, config.heads, like)
+    if (window := config.sliding_window) is None or kv_length <= window:
+        return None
+    behind = distances(positions, kv_length, like.device)
+    return (behind >= 0) & (behind < window)
+
+
 def alibi_mask(positions: slice | Tensor, kv_length: int, heads: int, like: Tensor) -> Tensor:
     """-slope * distance where a query sees a key, else -inf: (batch or 1, heads, time, kv_length),
     to be added to the scores."""
-    if isinstance(positions, slice):
-        positions = torch.arange(positions.start, positions.stop, device=like.device)[None]
-    keys = torch.arange(kv_length, device=like.device)
-    distances = positions[:, None, :, None] - keys  # (batch or 1, 1, time, kv_length)
-    biases = -alibi_slopes(heads, like.device)[:, None, None] * distances
-    return biases.masked_fill(distances < 0, -torch.inf).to(like.dtype)
+    behind = distances(positions, kv_length, like.device)
+    biases = -alibi_slopes(heads, like.device)[:, None, None] * behind
+    return biases.masked_fill(behind < 0, -torch.inf).to(like.dtype)
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """RoPE: rotate components i and i + head_dim / 2 by the angle of their position."""
+    """RoPE: rotate components i and i + dim / 2 by the angle of their position. `dim` is head_dim,
+    unless the tables are narrower; then the rest is unchanged."""
     cosines, sines = rotation
-    left, right = x.chunk(2, dim=-1)  # (batch, heads, time, head_dim / 2) each
-    partner = torch.cat([-right, left], dim=-1)  # (batch, heads, time, head_dim)
-    return (x * cosines + partner * sines).to(x.dtype)
+    dim = cosines.shape[-1]
+    x, rest = x[..., :dim], x[..., dim:]
+    left, right = x.chunk(2, dim=-1)  # (batch, heads, time, dim / 2) each
+    partner = torch.cat([-right, left], dim=-1)  # (batch, heads, time, dim)
+    rotated = (x * cosines + partner * sines).to(x.dtype)
+    return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated

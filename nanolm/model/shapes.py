@@ -54,7 +54,7 @@ def parameter_shapes(config: Config) -> dict[str, Shape]:
         block = block_shapes(config)
         for layer in range(config.layers):
             shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block.items()}
-        if config.norm_place == "pre":
+        if config.norm_place != "post":
             shapes |= with_biases(config, {"norm": (config.dim,)})
     if not config.tied:
         shapes["head.weight"] = (config.vocab_size, config.dim)
@@ -98,7 +98,7 @@ def seq2seq_shapes(config: Seq2SeqConfig) -> dict[str, Shape]:
     block |= cross_attention_shapes(config)
     for n in layers:
         shapes |= {f"decoder.{n}.{name}": shape for name, shape in block.items()}
-    if config.norm_place == "pre":
+    if config.norm_place != "post":
         shapes |= with_biases(config, {"encoder_norm": (dim,), "norm": (dim,)})
     return shapes
 
@@ -121,8 +121,8 @@ def block_shapes(config: TransformerConfig) -> dict[str, Shape]:
         "attention_norm": (config.dim,),
         "attention.qkv": (heads + 2 * kv_heads, config.dim),
         "attention.out": (config.dim, heads),
-        "attention.query_norm": (config.head_dim,),
-        "attention.key_norm": (config.head_dim,),
+        "attention.query_norm": (heads if config.qk_norm_whole else config.head_dim,),
+        "attention.key_norm": (kv_heads if config.qk_norm_whole else config.head_dim,),
         "feed_forward_norm": (config.dim,),
         "feed_forward.up": (inner, config.dim),
         "feed_forward.out": (config.dim, config.hidden),
@@ -150,8 +150,9 @@ def cross_attention_shapes(config: TransformerConfig) -> dict[str, Shape]:
 def with_biases(config: TransformerConfig, weights: dict[str, Shape]) -> dict[str, Shape]:
     """The shapes of weights and biases of linear layers and norms."""
     shapes = {}
+    attention = dict(zip(("attention.qkv", "attention.out"), config.attention_biases, strict=True))
     for module, shape in weights.items():
         shapes[f"{module}.weight"] = shape
-        if config.bias and (len(shape) == 2 or config.norm == "layer"):
+        if attention.get(module, config.bias) and (len(shape) == 2 or config.norm == "layer"):
             shapes[f"{module}.bias"] = shape[:1]
     return shapes

@@ -7,7 +7,9 @@ Imports no torch; the weights themselves are read and written by huggingface.py.
 """
 
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +19,8 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from nanolm.errors import ModelError
+from nanolm.gguf.blocks import FORMATS
+from nanolm.gguf.file import read_header
 from nanolm.model.config import (
     ClassifierConfig,
     EncoderDecoderConfig,
@@ -25,23 +29,32 @@ from nanolm.model.config import (
     Seq2SeqConfig,
 )
 from nanolm.model.config_json import config_from_json, model_type
+from nanolm.model.families import CLASSES, LLAMA_LIKE
+from nanolm.model.gguf import GGUFWeights, gguf_config
+from nanolm.model.marian_json import SEQ2SEQ
 from nanolm.model.shapes import Config, Shape, parameter_shapes
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"  # if source and target have separate vocabularies
-# A partial checkpoint of a classifier: a reference to its base model, and the trained weights.
-BASE, TRAINED, ADAPTERS = "base.json", "trained.safetensors", "adapters.safetensors"
+# A partial checkpoint: a reference to its base model, and the trained weights, or for LoRA the
+# folder of an adapter. Version 0.1 saved adapters to a file.
+BASE, TRAINED, ADAPTER = "base.json", "trained.safetensors", "adapter"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTERS = "adapters.safetensors"
 # The largest JSON file or safetensors header, in bytes: ten times that of the largest supported
 # models. Parsed JSON takes up to thirty times its size in memory.
 LARGEST_JSON = 2_000_000
-HEAD, SCORE = "lm_head.weight", "score.weight"
+HEADS, SCORE = ("lm_head.weight", "embed_out.weight"), "score.weight"  # the second of GPT-NeoX
 LOGITS_BIAS = "final_logits_bias"  # of Marian and Pegasus: always zero here
-UNPREFIXED = (HEAD, SCORE, LOGITS_BIAS)
-PREFIX = dict.fromkeys(("llama", "qwen3", "marian", "pegasus"), "model.")
-PREFIX |= {"gpt2": "transformer.", "nanolm": ""}
+UNPREFIXED = (*HEADS, SCORE, LOGITS_BIAS)
+PREFIX = dict.fromkeys((*CLASSES, *SEQ2SEQ), "model.")
+PREFIX |= {"gpt2": "transformer.", "gpt_neox": "gpt_neox.", "nanolm": ""}
 # Buffers that older versions of transformers saved with the weights, and that all versions ignore.
-IGNORED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+IGNORED = (
+    *(f".{name}.{kind}" for name in ("attn", "attention") for kind in ("bias", "masked_bias")),
+    ".rotary_emb.inv_freq",
+)
 # The names on disk of each of our modules; several names make up one fused matrix.
 NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "gpt2": {
@@ -70,7 +83,20 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "head": ("lm_head",),
     },
 }
-NAMES["qwen3"] = NAMES["llama"]
+NAMES |= dict.fromkeys(LLAMA_LIKE, NAMES["llama"])
+NAMES["olmo2"] = NAMES["llama"] | {
+    "attention_norm": ("post_attention_layernorm",),
+    "feed_forward_norm": ("post_feedforward_layernorm",),
+}
+NAMES["gpt_neox"] = NAMES["llama"] | {
+    "token_embedding": ("embed_in",),
+    "attention.qkv": ("attention.query_key_value",),
+    "attention.out": ("attention.dense",),
+    "feed_forward.up": ("mlp.dense_h_to_4h",),
+    "feed_forward.out": ("mlp.dense_4h_to_h",),
+    "norm": ("final_layer_norm",),
+    "head": ("embed_out",),
+}
 NAMES["marian"] = NAMES["pegasus"] = {
     "token_embedding": ("shared",),  # or decoder.embed_tokens
     "source_embedding": ("encoder.embed_tokens",),
@@ -88,12 +114,14 @@ NAMES["marian"] = NAMES["pegasus"] = {
     "norm": ("decoder.layer_norm",),
     "head": ("lm_head",),
 }
-LAYERS = {"gpt2": "h", "llama": "layers", "qwen3": "layers"}
+LAYERS = {**dict.fromkeys(CLASSES, "layers"), "gpt2": "h"}
 EMBEDDINGS = {part: f"{part}.embed_tokens.weight" for part in ("encoder", "decoder")}
 UNUSED = "shared.weight"  # transformers 5 stores it even if encoder and decoder have their own
 POSITIONS = tuple(f"{part}.embed_positions.weight" for part in ("encoder", "decoder"))
 LINEAR = ("attention.qkv", "attention.out", "feed_forward.up", "feed_forward.out")
-READ = {"F64", "F32", "F16", "BF16"}
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+DTYPES |= {name: name for name in FORMATS if name not in DTYPES}  # GGUF's quantized ones
+MOST_BASES = 10  # partial checkpoints that refer to others
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # A plain file name inside the folder.
 SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
@@ -107,12 +135,20 @@ class TensorMapping:
     stored_names: tuple[str, ...]
     sizes: tuple[int, ...]  # rows of each
     transposed: bool = False  # GPT-2 stores (in, out)
+    interleaved_heads: int = 0  # GPT-NeoX stores queries, keys and values of a head together
     copies: tuple[str, ...] = ()  # names that it may be stored under again
 
 
+def config_file(folder: Path) -> Path:
+    """The file that describes a model: a GGUF file describes itself."""
+    return folder if folder.is_file() else folder / "config.json"
+
+
 def load_any_config(folder: Path) -> Config:
-    file = folder / "config.json"
+    file = config_file(folder)
     try:
+        if file == folder:
+            return gguf_config(file)
         return config_from_json(read_json(file), file)
     except RecursionError:  # parsed JSON may still be too deep to compare or show
         raise ModelError(f"{file} is nested too deeply") from None
@@ -172,27 +208,34 @@ def checked_tensors(
 ) -> Iterator[dict[str, StoredTensor]]:
     """The tensors in `folder`: exactly those that `config` needs, with the right shapes. In a
     partial checkpoint, the trained ones."""
-    partial = is_partial(folder)
+    partial, problem = is_partial(folder), "does not match its config.json"
     with ExitStack() as stack:
         prefix = "" if partial else PREFIX[model_type(config)[0]]
-        tensors = open_weights(folder, stack, prefix, framework)
+        if folder.is_file():
+            tensors, problem = open_gguf(folder, config), "does not match its header"
+        else:
+            tensors = open_weights(weight_files(folder), stack, prefix, framework)
         layers = (config.base if isinstance(config, ClassifierConfig) else config).layers
         layers += config.encoder_layers if isinstance(config, Seq2SeqConfig) else 0
         if layers > len(tensors) and not partial:  # before building that many
-            raise ModelError(f"{folder} does not match its config.json: fewer than {layers} layers")
+            raise ModelError(f"{folder} {problem}: fewer than {layers} layers")
         if problems := mismatches(config, tensors, partial):
-            shown = [problem[:200] for problem in problems[:20]]
-            shown += [f"and {len(problems) - 20} more"] * (len(problems) > 20)
-            raise ModelError(f"{folder} does not match its config.json:\n  " + "\n  ".join(shown))
+            raise mismatch(f"{folder} {problem}", problems)
         yield tensors
 
 
+def mismatch(what: str, problems: list[str]) -> ModelError:
+    shown = [problem[:200] for problem in problems[:20]]
+    shown += [f"and {len(problems) - 20} more"] * (len(problems) > 20)
+    return ModelError(f"{what}:\n  " + "\n  ".join(shown))
+
+
 def open_weights(
-    folder: Path, stack: ExitStack, prefix: str, framework: str
+    files: list[Path], stack: ExitStack, prefix: str, framework: str
 ) -> dict[str, StoredTensor]:
-    """Every tensor of the folder, by its name without `prefix`."""
+    """Every tensor of these files, by its name without `prefix`."""
     tensors: dict[str, StoredTensor] = {}
-    for file in weight_files(folder):
+    for file in files:
         try:
             with file.open("rb") as stream:
                 header = int.from_bytes(stream.read(8), "little")
@@ -211,8 +254,23 @@ def open_weights(
     return tensors
 
 
+def open_gguf(path: Path, config: Config) -> dict[str, StoredTensor]:
+    """Every tensor of a GGUF file, by its name in a model folder."""
+    assert isinstance(config, GPTConfig)
+    names = [name for mapping in tensor_mappings(config) for name in mapping.stored_names]
+    opened = GGUFWeights(path, config, names)
+    return {
+        name: StoredTensor(opened, path, info.name, shape, info.format)
+        for name, info, shape in opened.entries()
+    }
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The single weight file, or those listed in the index."""
+    if has_adapter(folder):
+        return []
+    if folder.is_file():
+        return [folder]
     names, index = [TRAINED if is_partial(folder) else WEIGHTS], folder / INDEX
     if not is_partial(folder) and not (folder / WEIGHTS).exists() and index.exists():
         places = read_json(index).get("weight_map")
@@ -236,6 +294,37 @@ def is_partial(folder: Path) -> bool:
     return (folder / BASE).exists()
 
 
+def has_adapter(folder: Path) -> bool:
+    """Whether it is a partial checkpoint whose weights are those of an adapter."""
+    return is_partial(folder) and (folder / ADAPTER).is_dir()
+
+
+def base_folder(folder: Path) -> Path:
+    """The model folder that a partial checkpoint refers to."""
+    path = read_json(folder / BASE).get("folder")
+    if not isinstance(path, str):
+        raise ModelError(f"{folder / BASE} does not name the base model")
+    return Path(path)
+
+
+def stored_dtype(folder: Path) -> str:
+    """The precision that most weights of a model are stored in, such as "bfloat16"; of a partial
+    checkpoint, those of its base model, if that is still there."""
+    for _ in range(MOST_BASES):
+        if is_partial(folder) and (base := base_folder(folder)).exists():
+            folder = base
+    sizes: Counter[str] = Counter()
+    if folder.is_file():
+        for info in read_header(folder).tensors.values():
+            sizes[info.format] += math.prod(info.shape)
+    else:
+        with ExitStack() as stack:
+            for tensor in open_weights(weight_files(folder), stack, "", "numpy").values():
+                sizes[tensor.dtype] += math.prod(tensor.shape)
+    (dtype, _), *_ = sizes.most_common(1) or [("F32", 0)]
+    return DTYPES.get(dtype, dtype)
+
+
 def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) -> list[str]:
     """Tensors that are missing or unexpected, or have another shape or an unsupported dtype. In a
     partial checkpoint, names and shapes are those in memory, and none counts as missing."""
@@ -247,14 +336,21 @@ def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) 
             part = (size, *shapes[mapping.name][1:])
             expected[name] = part[::-1] if mapping.transposed else part
         optional |= dict.fromkeys(mapping.copies, shapes[mapping.name])
-    found = [f"{name}: missing" for name in expected if name not in tensors and not partial]
-    expected |= optional
+    optional |= expected if partial else {}
+    return shape_problems(tensors, {} if partial else expected, optional)
+
+
+def shape_problems(
+    tensors: dict[str, StoredTensor], needed: dict[str, Shape], optional: dict[str, Shape]
+) -> list[str]:
+    found = [f"{name}: missing" for name in needed if name not in tensors]
+    expected = needed | optional
     for name, stored in tensors.items():
         if name not in expected:
             found.append(f"{name}: not part of this model")
         elif stored.shape != expected[name]:
-            found.append(f"{name}: shape {stored.shape}, but config.json implies {expected[name]}")
-        if stored.dtype not in READ:
+            found.append(f"{name}: shape {stored.shape}, but the config implies {expected[name]}")
+        if stored.dtype not in DTYPES:
             found.append(f"{name}: dtype {stored.dtype}; nanolm does not support quantized weights")
     return found
 
@@ -287,9 +383,10 @@ def base_mappings(config: ModelConfig, family: str) -> list[TensorMapping]:
         if len(outside) == 3:  # queries, keys, values
             sizes = (config.heads * config.head_dim, kv_rows, kv_rows)
         transposed = family == "gpt2" and module in LINEAR and kind == "weight"
-        table.append(TensorMapping(name, outside, sizes, transposed))
+        interleaved = config.heads if family == "gpt_neox" and module == "attention.qkv" else 0
+        table.append(TensorMapping(name, outside, sizes, transposed, interleaved))
     # The first is the embedding.
-    copies = (HEAD,) if config.tied else ()
+    copies = HEADS if config.tied else ()
     if isinstance(config, EncoderDecoderConfig):
         if config.source_vocab_size is None:
             copies = (*EMBEDDINGS.values(), *copies)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from models import every_gpt, gpt_config, lively
+from models import PUBLISHED_FAMILIES, every_gpt, gpt_config, lively
 from torch import Tensor
 from triton_here import DEVICE, GPU
 
@@ -194,7 +194,10 @@ def test_products(bias: bool) -> None:
         close(one.grad, two.grad, torch.bfloat16)
 
 
-@pytest.mark.parametrize("config", random.Random(0).sample(every_gpt(), 40), ids=str)
+PUBLISHED = [gpt_config(**changes) for changes in PUBLISHED_FAMILIES.values()]
+
+
+@pytest.mark.parametrize("config", [*random.Random(0).sample(every_gpt(), 40), *PUBLISHED], ids=str)
 @pytest.mark.parametrize("low", [False, True] if GPU else [False])
 def test_whole_models(config: GPTConfig, low: bool) -> None:
     """Loss and all gradients, with and without the kernels."""

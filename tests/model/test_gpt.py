@@ -25,7 +25,7 @@ families = pytest.mark.parametrize("family", FAMILIES)
 parts = pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rope", "alibi", "none"])
 norms = pytest.mark.parametrize("norm", ["layer", "rms"])
 # Every seventh combination has each value of each switch equally often.
-strides = pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+strides = pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
 
 TIME = SHAPE["context"]
 

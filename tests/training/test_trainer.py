@@ -14,12 +14,16 @@ import pytest
 import torch
 from conftest import TINY_MODEL, lines, weights
 from faults import Killed, before_step, kill
+from models import PUBLISHED_FAMILIES, gpt_config, lively
 from torch import Tensor
 
 import nanolm
 from nanolm.errors import DataError, ModelError, UsageError
 from nanolm.files import verify
+from nanolm.model.config_json import model_type
+from nanolm.model.huggingface import save_model
 from nanolm.pretraining import language
+from nanolm.pretraining.extend import extend
 from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.text.tokenizer import train_tokenizer
 from nanolm.training import budget, trainer
@@ -115,6 +119,26 @@ def test_training_starts_from_another_model(trained: Path, corpus: Path, tmp_pat
     nanolm.train(corpus, out=broken, notify=stop_at(20), **how)
     nanolm.train(corpus, out=broken, **how)
     assert weights(whole) == weights(broken)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "smollm3"])
+def test_switches_of_published_models_survive(family: str, tmp_path: Path) -> None:
+    """Started from such a model, resumed and extended."""
+    tokenizer, base = train_tokenizer([], "byte"), tmp_path / "base"
+    base.mkdir()
+    changes = {**PUBLISHED_FAMILIES[family], "vocab_size": tokenizer.vocab_size, "context": 16}
+    config = gpt_config(**changes)
+    save_model(lively(config, std=0.1), base, tokenizer)
+    how: dict[str, Any] = {"start_from": base, "steps": 30, "batch": 4, "threads": 1}
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    nanolm.train("embedded:tiny", out=whole, **how)
+    nanolm.train("embedded:tiny", out=broken, notify=stop_at(20), **how)
+    nanolm.train("embedded:tiny", out=broken, **how)
+    assert weights(whole) == weights(broken)
+    extend(broken, {"steps": 5})
+    after = nanolm.load(broken).model.config
+    assert replace(after, dropout=0.0) == config
+    assert model_type(after)[0] == family
 
 
 def test_a_start_that_cannot_be(trained: Path, corpus: Path, tmp_path: Path) -> None:

@@ -87,8 +87,9 @@ def rms_norm(self: RMSNorm, x: Tensor) -> Tensor:
 
 
 def rotate(self: Attention, x: Tensor, rotation: Rotation) -> Tensor:
-    """Replaces `Attention.rotate` if x has the dtype of the table."""
-    if x.dtype != rotation[0].dtype or torch.compiler.is_compiling():
+    """Replaces `Attention.rotate` if x has the dtype and the width of the table."""
+    same = x.dtype == rotation[0].dtype and x.shape[-1] == rotation[0].shape[-1]
+    if not same or torch.compiler.is_compiling():
         return positions.rotate(x, rotation)
     return RoPEFunction.apply(x, *rotation)  # type: ignore[no-any-return, no-untyped-call]
 

@@ -260,7 +260,7 @@ class OneToken:
     def attend(self, attention: Attention, qkv: Tensor) -> None:
         """Store the new keys and values, and attend with the new queries."""
         config, cache = self.model.config, self.cache
-        rotate = config.positions == "rope"
+        rotate = config.positions == "rope" and attention.rotated
         tables = self.tables if rotate else (None, None)
         norms = (attention.query_norm, attention.key_norm) if config.qk_norm else (None, None)
         (norm, query, query_bias), (_, key, key_bias) = map(parts_of_norm, norms)

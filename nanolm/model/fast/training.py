@@ -25,10 +25,17 @@ from nanolm.model.fast import cpu_ops
 from nanolm.model.gpt import GPT, Attention, AttentionInputs, Block, FeedForward, RMSNorm
 
 # The switches that the kernels support. Other nonlinearities use plain functions.
-FUSED_BLOCKS: Switches = {"norm_place": ("pre",), "norm": ("layer", "rms")}
+FUSED_BLOCKS: Switches = {
+    "norm_place": ("pre",),
+    "norm": ("layer", "rms"),
+    "parallel_residual": (False,),
+}
 FUSED_ATTENTION: Switches = {
     "positions": ("learned", "sinusoidal", "rope", "none"),
     "norm": ("layer", "rms"),
+    "qk_norm_whole": (False,),
+    "rotary_dims": (None,),
+    "sliding_window": (None,),
 }
 FUSED_NONLINEARITIES = ("swiglu", "gelu_tanh")
 ADDED = ("forward", "transform", "rotate", "attend", "scores", "speedups", "compiled_blocks")
@@ -161,7 +168,7 @@ def fused_attention(kernels: Any) -> Callable[..., Tensor]:
         if not self.training or inputs.cache or inputs.attn_weights is not None:
             return Attention.forward(self, x, inputs)
         qkv = kernels.linear(self.qkv, x)
-        rotation, heads = inputs.rotation, (self.heads, self.kv_heads)
+        rotation, heads = inputs.rotation if self.rotated else None, (self.heads, self.kv_heads)
         if rotation and (not self.qk_norm or isinstance(self.query_norm, RMSNorm)):
             norms: tuple[Any, ...] = (None, None, 0.0)
             if self.qk_norm:
