@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from nanolm import files
-from nanolm.errors import DataError, ModelError, NanolmError
+from nanolm.errors import DataError, ModelError, NanolmError, UsageError
 from nanolm.formats import counted
 from nanolm.model import stored
 from nanolm.model.base import Model
@@ -38,6 +38,8 @@ def export_folder(run: str, to: Path, dtype: str | None, note: Callable[[str], N
     if os.path.lexists(to) and (why := why_not_replace(to)):
         raise DataError(f"{why}; choose another --to, or delete {shown}")
     folder = find_named(run, note, lambda *progress: None)
+    if not folder.is_dir():
+        raise UsageError(f"{run} is a GGUF file; only a model folder can be exported to a folder")
     config, history = stored.load_any_config(folder), read_history(Path(run), folder)
     reason = "--type"
     if dtype is None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import nanolm
 from nanolm import files
 from nanolm.classification.classifier import load as load_classifier
-from nanolm.errors import DataError, ModelError
+from nanolm.errors import DataError, ModelError, UsageError
 from nanolm.generation.language_model import load
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, configure
@@ -26,6 +26,7 @@ from nanolm.model.huggingface import (
 )
 from nanolm.pairs.translator import Translator
 from nanolm.runs.export import export_folder
+from nanolm.runs.export_gguf import export_gguf
 from nanolm.text.tokenizer import train_tokenizer
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat. " * 9], "bpe")
@@ -213,6 +214,12 @@ def test_only_an_earlier_export_is_replaced(model: Path, trained: Path, tmp_path
     (out / "config.json").write_text("{}")
     with pytest.raises(DataError, match=r"config\.json is damaged"):
         export(model, out)
+
+
+def test_a_gguf_file_is_refused(model: Path, tmp_path: Path) -> None:
+    export_gguf(str(model), tmp_path / "model.gguf", None, print, lambda *progress: None)
+    with pytest.raises(UsageError, match="is a GGUF file; only a model folder"):
+        export(tmp_path / "model.gguf", tmp_path / "out")
 
 
 def test_an_edited_card_is_kept(model: Path, tmp_path: Path) -> None:
