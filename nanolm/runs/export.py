@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from nanolm import files
-from nanolm.errors import DataError, ModelError, NanolmError
+from nanolm.errors import DataError, ModelError, NanolmError, UsageError
 from nanolm.formats import counted
 from nanolm.model import stored
 from nanolm.model.base import Model
@@ -30,7 +30,7 @@ from nanolm.model.huggingface import (
 )
 from nanolm.model.seq2seq import Seq2Seq
 from nanolm.model.shapes import Config
-from nanolm.runs.folder import find_named, model_tokenizer, model_tokenizers
+from nanolm.runs.folder import find_named, find_or_download, model_tokenizer, model_tokenizers
 from nanolm.runs.hub import CONFIG, MODEL_FILES, WITHOUT_JSON
 from nanolm.runs.info import History, read_history
 from nanolm.runs.model_card import TODO, model_card
@@ -45,6 +45,8 @@ def export_folder(run: str, to: Path, dtype: str | None, note: Callable[[str], N
     if os.path.lexists(to) and (why := why_not_replace(to)):
         raise DataError(f"{why}; choose another --to, or delete {shown}")
     folder = find_named(run, note, lambda *progress: None)
+    if not folder.is_dir():
+        raise UsageError(f"{run} is a GGUF file; only a model folder can be exported to a folder")
     config, history = stored.load_any_config(folder), read_history(Path(run), folder)
     reason = "--type"
     if dtype is None:
@@ -52,8 +54,8 @@ def export_folder(run: str, to: Path, dtype: str | None, note: Callable[[str], N
     model = load_any(folder, config).to(DTYPES[dtype])
     if not all(parameter.isfinite().all() for parameter in model.parameters()):
         raise ModelError(f"some weights of {run} are too large for {dtype}; use --type bf16 or f32")
-    card = model_card(to.name, run, config, history, dtype)
-    if (to / CARD).exists() and TODO not in (edited := (to / CARD).read_text(encoding="utf-8")):
+    card, todo = model_card(to.name, run, config, history, dtype).encode(), TODO.encode()
+    if (to / CARD).exists() and todo not in (edited := (to / CARD).read_bytes()):
         note(f"{CARD} is kept, since it was edited")
         card = edited
 
@@ -70,13 +72,13 @@ def export_folder(run: str, to: Path, dtype: str | None, note: Callable[[str], N
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, temporary / name)
         save_weights(model, temporary, SHARD)
-        (temporary / CARD).write_text(card, encoding="utf-8")
+        (temporary / CARD).write_bytes(card)
 
     to.parent.mkdir(parents=True, exist_ok=True)
     files.aside(to)  # removes what a killed export left
     files.commit(to.parent, to.name, write, unlisted={CARD})
     note(f"wrote {shown}: {counted(model.parameter_count(), 'parameter')}, {dtype} ({reason})")
-    if TODO in card:
+    if todo in card:
         note(f"before you publish it, choose a license in {shown / CARD}")
     note(f"to publish it: hf upload NAME {shlex.quote(str(shown))}")
 
@@ -102,7 +104,7 @@ def stored_precision(folder: Path, history: History | None) -> tuple[str, str]:
     whose = "as stored"
     if history and history.start_from:
         try:
-            folder = find_named(history.start_from, lambda text: None, no_download)
+            folder = find_or_download(history.start_from, lambda text: None, no_download)
             whose = "as its base model is stored"
         except NanolmError:
             return "f32", "the base model is not available"

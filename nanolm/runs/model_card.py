@@ -89,21 +89,13 @@ def model_card(name: str, run: str, config: Config, history: History | None, dty
     shown = [f"{key}: {json.dumps(value)}" for key, value in header.items() if value]
     lines = ["---", *shown, "# license: mit", "# language: en", "---", "", f"# {escaped(name)}", ""]
     todo = "and a language in the header of this file, then delete this line."
-    lines += [
-        f"> {TODO} {todo}",
-        "",
-        f"A {what} {'trained' if history else 'exported'} with nanolm.",
-        "",
-    ]
+    how = "trained" if history else "exported"
+    lines += [f"> {TODO} {todo}", "", f"A {what} {how} with nanolm.", ""]
     lines += table(["model", ""], facts)
     result = run_facts.get("result", {})
     if history and history.step == history.best_step:
-        for split, parts in {
-            "validation": (result, result.get("val")),
-            "test": (result.get("test"),),
-        }.items():
-            values = {key: value for part in parts for key, value in measured(part).items()}
-            lines += table([f"{split} set", ""], values)
+        lines += table(["validation set", ""], measured(result) | measured(result.get("val")))
+        lines += table(["test set", ""], measured(result.get("test")))
     lines += ["## How to use it", ""]
     if why_only:
         lines += [f"Only nanolm can read this model: {escaped(why_only)}.", ""]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import nanolm
 from nanolm import files
 from nanolm.classification.classifier import load as load_classifier
-from nanolm.errors import DataError, ModelError
+from nanolm.errors import DataError, ModelError, UsageError
 from nanolm.generation.language_model import load
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, configure
@@ -26,6 +26,7 @@ from nanolm.model.huggingface import (
 )
 from nanolm.pairs.translator import Translator
 from nanolm.runs.export import export_folder
+from nanolm.runs.export_gguf import export_gguf
 from nanolm.text.tokenizer import train_tokenizer
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat. " * 9], "bpe")
@@ -215,14 +216,20 @@ def test_only_an_earlier_export_is_replaced(model: Path, trained: Path, tmp_path
         export(model, out)
 
 
+def test_a_gguf_file_is_refused(model: Path, tmp_path: Path) -> None:
+    export_gguf(str(model), tmp_path / "model.gguf", None, print, lambda *progress: None)
+    with pytest.raises(UsageError, match="is a GGUF file; only a model folder"):
+        export(tmp_path / "model.gguf", tmp_path / "out")
+
+
 def test_an_edited_card_is_kept(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     export(model, out)
-    card = re.sub("(?m)^> .*$", "", (out / "README.md").read_text()) + "Mine.\n"
-    (out / "README.md").write_text(card)
+    card = re.sub("(?m)^> .*$", "", (out / "README.md").read_text()).encode() + b"M\xefne.\n"
+    (out / "README.md").write_bytes(card)  # in another encoding
     load(out, print)  # the manifest does not mention it
     assert "README.md is kept, since it was edited" in export(model, out, "f16")
-    assert (out / "README.md").read_text() == card
+    assert (out / "README.md").read_bytes() == card
 
 
 def test_what_a_kill_left_is_removed(model: Path, tmp_path: Path) -> None:
