@@ -302,7 +302,7 @@ class ClassifierTask(Task):
         save_model(self.whole(), folder, self.tokenizer)
         if self.adapters and self.base and self.adapters.active:
             what = (self.adapters.low_rank("base."), self.trained)
-            save_adapter(self.classifier.config, *what, folder / ADAPTER, str(self.base.folder))
+            save_adapter(self.classifier.config, *what, folder / ADAPTER, str(self.base))
 
     def whole(self) -> Classifier:
         """A copy of the classifier, with the adapters merged into it."""

@@ -48,6 +48,10 @@ class BaseModel:
     fingerprint: str  # of its weights
     adapter: Path | None = None  # that was merged first
 
+    def __str__(self) -> str:
+        """What an adapter for this model has to be used with."""
+        return f"{self.folder} with {self.adapter} merged" if self.adapter else str(self.folder)
+
 
 def save_model(
     model: Model | Classifier, folder: Path, tokenizer: Tokenizer, shard: int = SHARD
@@ -99,7 +103,7 @@ def save_partial(
     save_config(model, folder, tokenizer)
     if low_rank:
         where = folder / stored.ADAPTER
-        peft.save_adapter(model.config, low_rank, trained, where, str(base.folder))
+        peft.save_adapter(model.config, low_rank, trained, where, str(base))
     else:
         save_file(trained, folder / stored.TRAINED)
     reference = {"folder": str(base.folder), "fingerprint": base.fingerprint}

@@ -256,7 +256,7 @@ class NextToken(Task):
 
             def write(folder: Path) -> None:
                 save_model(model, folder, self.job.text.tokenizer)
-                save_adapter(model.config, low_rank, {}, folder / ADAPTER, str(base.folder))
+                save_adapter(model.config, low_rank, {}, folder / ADAPTER, str(base))
 
             save_final(self.job.run, state, write)
 

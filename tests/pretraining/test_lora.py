@@ -150,6 +150,8 @@ def test_an_adapter_is_merged_first(texts: Path, tmp_path: Path) -> None:
     learn(texts, tmp_path / "second", adapter=adapter, steps=1, lr=1e-9)
     torch.testing.assert_close(logits(tmp_path / "second"), logits(tmp_path / "first"))
     torch.testing.assert_close(logits(tmp_path / "second/last"), logits(tmp_path / "first"))
+    values = json.loads((tmp_path / "second/best/adapter" / peft.CONFIG).read_text())
+    assert values["base_model_name_or_path"].endswith("first/checkpoints/final/adapter merged")
     learn(texts, tmp_path / "third", start_from=tmp_path / "first/last", steps=1, lr=1e-9)
     torch.testing.assert_close(logits(tmp_path / "third/last"), logits(tmp_path / "first"))
 
