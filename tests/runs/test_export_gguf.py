@@ -25,6 +25,7 @@ from nanolm.gguf import blocks
 from nanolm.gguf.file import read_header, write_gguf
 from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig, RopeScaling, configure
+from nanolm.model.gpt import NONLINEARITIES
 from nanolm.model.huggingface import load_model, save_model
 from nanolm.runs import export_gguf as module
 from nanolm.runs.export_gguf import Export, export_gguf
@@ -490,20 +491,32 @@ def test_every_known_name_of_a_pattern(name: str, tmp_path: Path) -> None:
         check_ids(llama, nanolm.load_tokenizer(file), list(strings(1_000)))
 
 
+gelu_tanh = NONLINEARITIES["gelu_tanh"]
+
+
+def half(x: torch.Tensor) -> torch.Tensor:
+    return x.half().float()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_trained_model(family: str, cli: Cli, tmp_path: Path) -> None:
-    """Realistic weights: half-precision tables in llama.cpp have little effect on them."""
-    how: dict[str, Any] = {**SHAPE, "dim": 64, "batch": 16, "device": "cpu", "compile": False}
+def test_a_trained_model(
+    family: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how: dict[str, Any] = {**SHAPE, "dim": 64, "batch": 4, "device": "cpu", "compile": False}
     run = tmp_path / "run"
-    nanolm.train("embedded:stories", out=run, steps=300, family=FAMILIES[family], **how)
+    nanolm.train("embedded:stories", out=run, steps=200, family=FAMILIES[family], **how)
     model = nanolm.load(run)
     made = export_gguf(str(run), tmp_path / "f32.gguf", "f32", silent)
     prompt = model.tokenizer.encode("Once upon a time")
     with LlamaCpp(made.file) as llama:
         ids = llama.greedy(prompt, 200)
         assert ids == greedy(model.model, prompt, 200, [model.tokenizer.end_of_text])
-        assert largest_difference(llama, model.model, (prompt + ids)[:100]) < 1e-3
+        text = (prompt + ids)[:100]
+        assert largest_difference(llama, model.model, text) < (5e-3 if family == "gpt2" else 1e-3)
+        # llama.cpp looks up GELU in a table in half precision.
+        monkeypatch.setitem(NONLINEARITIES, "gelu_tanh", lambda x: half(gelu_tanh(half(x))))
+        assert largest_difference(llama, model.model, text) < 1e-3
     export_gguf(str(run), tmp_path / "q8_0.gguf", "q8_0", silent)
     bits = [
         json.loads(cli("eval", name, TEXT, "--json").stdout)["bits_per_byte"]
