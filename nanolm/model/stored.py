@@ -193,13 +193,14 @@ def checked_tensors(
     partial checkpoint, the trained ones."""
     partial = is_partial(folder)
     with ExitStack() as stack:
-        prefix = "" if partial else PREFIX[model_type(config)[0]]
+        prefix = "" if partial else PREFIX[family_of(folder)]
         tensors = open_weights(folder, stack, prefix, framework)
         layers = (config.base if isinstance(config, ClassifierConfig) else config).layers
         layers += config.encoder_layers if isinstance(config, Seq2SeqConfig) else 0
         if layers > len(tensors) and not partial:  # before building that many
             raise ModelError(f"{folder} does not match its config.json: fewer than {layers} layers")
-        if problems := mismatches(config, tensors, partial):
+        mappings = [] if partial else tensor_mappings(config, family_of(folder))
+        if problems := mismatches(config, tensors, mappings, partial):
             shown = [problem[:200] for problem in problems[:20]]
             shown += [f"and {len(problems) - 20} more"] * (len(problems) > 20)
             raise ModelError(f"{folder} does not match its config.json:\n  " + "\n  ".join(shown))
@@ -255,13 +256,21 @@ def is_partial(folder: Path) -> bool:
     return (folder / BASE).exists()
 
 
-def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) -> list[str]:
+def family_of(folder: Path) -> str:
+    """The family that the names of tensors follow. An older version may have saved a model in our
+    own format that a family has since been added for."""
+    return str(read_json(folder / "config.json")["model_type"])
+
+
+def mismatches(
+    config: Config, tensors: dict[str, StoredTensor], mappings: list[TensorMapping], partial: bool
+) -> list[str]:
     """Tensors that are missing or unexpected, or have another shape or an unsupported dtype. In a
     partial checkpoint, names and shapes are those in memory, and none counts as missing."""
     shapes = parameter_shapes(config)
     expected: dict[str, Shape] = dict(shapes) if partial else {}
     optional = constant_shapes(config)
-    for mapping in [] if partial else tensor_mappings(config):
+    for mapping in mappings:
         for name, size in zip(mapping.stored_names, mapping.sizes, strict=True):
             part = (size, *shapes[mapping.name][1:])
             expected[name] = part[::-1] if mapping.transposed else part
@@ -278,9 +287,10 @@ def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) 
     return found
 
 
-def tensor_mappings(config: Config) -> list[TensorMapping]:
-    """Every parameter of a model with its names on disk, without the family's prefix."""
-    family, _ = model_type(config)
+def tensor_mappings(config: Config, family: str | None = None) -> list[TensorMapping]:
+    """Every parameter of a model with its names on disk, without the family's prefix. By default,
+    those that the model is saved with."""
+    family = family or model_type(config)[0]
     if isinstance(config, ClassifierConfig):
         base = replace(config.base, tied=True)  # a classifier has no output layer
         inside = base_mappings(base, family)
