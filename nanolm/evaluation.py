@@ -8,7 +8,7 @@ tokenizers are comparable. The markers between documents have no bytes and are n
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,8 +24,9 @@ from nanolm.machine import cache_folder
 from nanolm.model.base import Model
 from nanolm.text.corpus import read_corpus
 from nanolm.text.decoding import Reading
+from nanolm.text.documents import plain_json
 from nanolm.text.sources import find_sources
-from nanolm.text.store import encode_corpus, mapped
+from nanolm.text.store import dropped_from, encode_corpus, mapped
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.tokens import Store
 from nanolm.training.distributed import ALONE, World
@@ -46,6 +47,7 @@ class Score:
     tokens: int
     bytes: int
     characters: int
+    window: int  # tokens; each is predicted from at most so many
     top_1_accuracy: float | None = None  # the actual token was the most likely one
     top_5_accuracy: float | None = None  # or among the top five; None if not requested
     # The first tokens one by one, including start of text at the beginning of each document.
@@ -65,10 +67,14 @@ def evaluate_texts(
     report: Report,
     stride: int | None = None,
     keep: int = 0,
+    full_windows: bool = False,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[Score]:
     """Score the texts given by `names` with each model, in windows of the given size."""
     cache = cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)
+    for text in [*sources.notes, *plain_json(sources.files, reading)]:
+        note(text)
     scores = []
     with read_corpus(sources, reading, cache, report) as corpus:
         # Count the first bytes of characters, without the markers before documents.
@@ -77,10 +83,15 @@ def evaluate_texts(
         characters -= corpus.documents
         for each, window in models:
             model, tokenizer = each.model.to(device), each.tokenizer
+            if dropped := dropped_from(corpus, tokenizer):
+                note(dropped)
             with tempfile.TemporaryFile(dir=cache) as file:  # which a kill cannot leave behind
                 encode_corpus(corpus, tokenizer, file, report)
                 ids = mapped(file, tokenizer)
-                score = evaluate(model, tokenizer, ids, window, None, report, stride, True, keep)
+                score = evaluate(
+                    *(model, tokenizer, ids, window, None, report, stride, True, keep),
+                    full_windows=full_windows,
+                )
                 if not math.isfinite(score.loss):
                     raise ModelError(NOT_FINITE)
                 # Per byte of the original text: some tokenizers add to it or lose parts of it.
@@ -104,9 +115,11 @@ def evaluate(
     ranked: bool = False,
     keep: int = 0,
     world: World = ALONE,
+    full_windows: bool = False,
 ) -> Score:
     """Score `ids` (or about `limit` tokens from all over it) in windows `stride` tokens apart;
-    without a `stride`, windows do not overlap. With `ranked`, also computes the rank of each token
+    without a `stride`, windows do not overlap. With `full_windows`, the last one begins earlier, to
+    have as much context as the others. With `ranked`, also computes the rank of each token
     among all predictions, and keeps the first `keep` tokens one by one. All processes of `world`
     share the work and get the same result, bit-identical to that of a single process."""
     characters_of = [len(token.translate(None, CONTINUATION)) for token in tokenizer.tokens]
@@ -117,7 +130,8 @@ def evaluate(
     kept, room = [np.empty(0, SURPRISE)], keep
     every = -(-len(ids) // limit) if limit else 1
     with model.eval_mode():
-        parts = scored(model, ids, window, stride or window, ranked, report, every, world)
+        how = (window, stride or window, full_windows, ranked)
+        parts = scored(model, ids, *how, report, every, world)
         for number, targets, losses, ranks in parts:
             counted = targets != tokenizer.start_of_text
             nats[number] = losses[counted].sum().item()
@@ -147,6 +161,7 @@ def evaluate(
         tokens=tokens,
         bytes=size,
         characters=characters,
+        window=window,
         top_1_accuracy=top_1 / some if ranked else None,
         top_5_accuracy=top_5 / some if ranked else None,
         surprises=np.concatenate(kept),
@@ -158,6 +173,7 @@ def scored(
     ids: Store,
     window: int,
     stride: int,
+    full_windows: bool,
     ranked: bool,
     report: Report,
     every: int,
@@ -173,24 +189,31 @@ def scored(
     old = window - stride  # targets already scored by the previous window
     starts = range(0, targets - window + stride, stride)[::every]
     rows = max(1, MOST_LOGITS // (window * model.config.vocab_size))
+    size = max(1, MOST_LOGITS // (rows * model.config.vocab_size))  # tokens of each row at a time
     for number, done in enumerate(range(0, len(starts), rows)):
         if number % world.size != world.rank:
             continue
         begin = np.array(starts[done : done + rows])[:, None]  # (rows, 1)
+        scored_before = begin + old
+        scored_before[: not done] = 0  # the very first window scores all of its targets
+        if full_windows:
+            begin = np.minimum(begin, targets - window)
         places = begin + np.arange(window + 1)  # (rows, window + 1)
         # The last window may reach beyond the text. By causality, the padding affects no score.
         part = torch.from_numpy(ids[np.minimum(places, targets)].astype(np.int64))
-        new = torch.from_numpy(places[:, 1:] <= targets)  # (rows, window)
-        new[0 if done else 1 :, :old] = False
-        skip = old if done else 0  # the very first window scores all of its targets
+        new = torch.from_numpy((places > scored_before) & (places <= targets))[:, 1:]
+        skip = old if done else 0
         x, y, new = part[:, :-1], part[:, 1 + skip :], new[:, skip:]
         seen = model.hidden_states(x.to(model.device))[:, skip:]  # (rows, time, dim)
-        logits = model.head(seen).float()  # (rows, time, vocabulary)
-        right = y.to(logits.device)
-        losses = F.cross_entropy(logits.flatten(0, 1), right.flatten(), reduction="none")
-        ranks = None
-        if ranked:  # 1 + the number of more likely tokens; last if the logit is NaN
-            behind = ~(logits <= logits.gather(2, right[..., None]))
-            ranks = 1 + behind.sum(dim=2).cpu()[new]
-        yield number, y[new], losses.cpu().double().view_as(new)[new], ranks
+        losses, ranks = [], []
+        # A long window has more logits than fit in memory.
+        for some, right in zip(seen.split(size, 1), y.to(seen.device).split(size, 1), strict=True):
+            logits = model.head(some).float()  # (rows, time, vocabulary)
+            nats = F.cross_entropy(logits.flatten(0, 1), right.flatten(), reduction="none")
+            losses.append(nats.cpu().double().view_as(right))
+            if ranked:  # 1 + the number of more likely tokens; last if the logit is NaN
+                behind = ~(logits <= logits.gather(2, right[..., None]))
+                ranks.append(1 + behind.sum(dim=2).cpu())
+        rank = torch.cat(ranks, dim=1)[new] if ranked else None
+        yield number, y[new], torch.cat(losses, dim=1)[new], rank
         report("evaluating", min(done + rows, len(starts)), len(starts))

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -44,30 +44,44 @@ DISK_PROBLEMS = {
 }
 
 
-def commit(parent: Path, name: str, write: Callable[[Path], None], size: int = 0) -> Path:
+def commit(
+    parent: Path,
+    name: str,
+    write: Callable[[Path], None],
+    size: int = 0,
+    unlisted: Collection[str] = (),
+) -> Path:
     """Create `parent/name` from what `write` puts into the folder it is given: about `size` bytes,
-    if known."""
+    if known. Users may edit the `unlisted` files, which are not in the manifest."""
     final = parent / name
     temporary = parent / f"{TEMPORARY}{name}-{os.getpid()}"
     try:
         parent.mkdir(exist_ok=True)  # but not its parents: the run may have been moved
         temporary.mkdir()
         write(temporary)
-        files = sorted(temporary.iterdir())
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
         os.umask(mask := os.umask(0))
         for file in files:
             file.chmod(0o666 & ~mask)  # safetensors writes files that only their owner can read
             flush(file)
-        entries = {f.name: {"size": f.stat().st_size, "sha256": sha256(f)} for f in files}
+        entries = {
+            file.relative_to(temporary).as_posix(): {
+                "size": file.stat().st_size,
+                "sha256": sha256(file),
+            }
+            for file in files
+            if file.name not in unlisted
+        }
         (temporary / MANIFEST).write_text(_manifest(entries), encoding="utf-8")
         flush(temporary / MANIFEST)
-        flush(temporary)
+        for folder in {temporary, *(file.parent for file in files)}:
+            flush(folder)
         if final.exists():  # left by a run that was resumed from an older checkpoint
-            retire(final)
+            retire(final, unlisted)
         temporary.rename(final)
         flush(parent)
     except Exception as error:
-        size = max(size, sum(file.stat().st_size for file in temporary.glob("*")))
+        size = max(size, sum(file.stat().st_size for file in temporary.rglob("*")))
         shutil.rmtree(temporary, ignore_errors=True)
         if not (problem := disk_problem(error)):
             if "(os error 2)" in str(error):  # from safetensors: the folder has gone
@@ -103,7 +117,9 @@ def verify(folder: Path) -> set[str]:
         values = json.loads(manifest.read_bytes())
         entries: dict[str, Any] = values["files"]
         sound = all(
-            Path(name).name == name and set(entry) == {"size", "sha256"}
+            not Path(name).is_absolute()
+            and ".." not in Path(name).parts
+            and set(entry) == {"size", "sha256"}
             for name, entry in entries.items()
         )
         # Compare the content: a copy to another system may have changed line endings.
@@ -194,11 +210,11 @@ def replacing(file: Path) -> Iterator[Path]:
 
 
 def aside(file: Path) -> Path:
-    """The temporary path for replacing `file`; removes those of killed processes."""
-    for left in file.parent.glob(f"{TEMPORARY}{glob.escape(file.name)}-*"):
-        if not _alive(left.name.rpartition("-")[2]):
-            with contextlib.suppress(OSError):
-                left.unlink()
+    """The temporary path for replacing `file`, or a folder; removes those of killed processes."""
+    for prefix in (TEMPORARY, TRASH):
+        for left in file.parent.glob(f"{prefix}{glob.escape(file.name)}-*"):
+            if not _alive(left.name.rpartition("-")[2]):
+                remove(left)
     return file.with_name(f"{TEMPORARY}{file.name}-{os.getpid()}")
 
 
@@ -266,23 +282,24 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, kind)
 
 
-def retire(folder: Path) -> str:
+def retire(folder: Path, unlisted: Collection[str] = ()) -> str:
     """Remove a superseded folder if that is safe. Otherwise rename it and return a message that
     says why."""
-    if why := why_keep(folder):
+    if why := why_keep(folder, unlisted):
         return f"{why}; the folder is kept as {set_aside(folder)}"
     discard(folder)
     return ""
 
 
-def why_keep(folder: Path) -> str:
+def why_keep(folder: Path, unlisted: Collection[str] = ()) -> str:
     """Why not to remove a superseded folder: damage, or files of others. Empty if it is safe."""
     try:
         known = verify(folder)
     except NanolmError as error:
         return str(error)
-    names = (file for file in folder.iterdir() if not file.name.startswith("."))
-    foreign = (file for file in names if file.name not in known)
+    names = (file for file in folder.rglob("*") if not file.name.startswith("."))
+    known |= {*unlisted, *(str(parent) for name in known for parent in Path(name).parents)}
+    foreign = (file for file in names if file.relative_to(folder).as_posix() not in known)
     return next((f"{file} was not written by nanolm" for file in foreign), "")
 
 

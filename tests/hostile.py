@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import hostile_gguf
+
 from nanolm.model.build import build_model, build_seq2seq
 from nanolm.model.config import Seq2SeqConfig, configure
 from nanolm.model.huggingface import save_model, save_seq2seq
@@ -427,6 +429,10 @@ CASES = {
     name: (damage, (file, words))
     for file, cases in HOSTILE.items()
     for name, (damage, words) in cases.items()
+}
+CASES |= {
+    f"gguf, {name}": (damage, (hostile_gguf.FILE, words))
+    for name, (damage, words) in hostile_gguf.CASES.items()
 }
 HARMLESS = {"good": lambda folder: None, "with code": with_code}
 

@@ -82,7 +82,7 @@ def journeys(folder: Path) -> dict[str, Journey]:
 
 def weights(run: Path) -> list[str]:
     """Of the last checkpoint: all of them, or those that were trained."""
-    names = ("model.safetensors", "trained.safetensors", "adapters.safetensors")
+    names = ("model.safetensors", "trained.safetensors", "adapter/adapter_model.safetensors")
     found = [run / "last" / name for name in names if (run / "last" / name).exists()]
     return [hashlib.sha256(file.read_bytes()).hexdigest() for file in found]
 

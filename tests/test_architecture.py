@@ -15,6 +15,7 @@ ORDER = [
     "choice",
     "machine",
     "files",
+    "gguf",
     "download",
     "text",
     "model",

@@ -27,7 +27,7 @@ README = CHECKOUT / "README.md"
 DOCUMENTS = [README, CHECKOUT / "CONTRIBUTING.md", *PAGES]
 # Pages whose examples take longest.
 SLOW = {"README", "benchmarks", "classify", "compare", "course", "distributed", "models"}
-SLOW |= {"translate", "write"}
+SLOW |= {"translate", "works-with", "write"}
 LANGUAGES = {"bash", "console", "python", "text"}
 SENTENCE = "It was a dark night in the year {n}. She said that the {n} cats sat on the mat.\n"
 COMMAND = re.compile(r"^(\S+ )?(nanolm|torchrun|make|python) ", re.MULTILINE)
@@ -83,6 +83,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "labels.txt": "".join(f"{b}\n" for _, b in REVIEWS),
         "comments.txt": "".join(f"{a}\n" for a, _ in REVIEWS[:4]),
         "openings.txt": "It was\nShe said\n",
+        **dict.fromkeys(("blimp/one.tsv", "mine.tsv"), "good\tbad\nShe said it.\tShe say it.\n"),
         "pairs.tsv": "source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in PAIRS),
         "questions.csv": "id,question,answer\n"
         + "".join(f"{n},{a},{b}\n" for n, (a, b) in enumerate(PAIRS)),

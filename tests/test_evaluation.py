@@ -1,3 +1,4 @@
+import itertools
 import math
 import os
 import tracemalloc
@@ -89,8 +90,8 @@ def test_windows_by_the_definition(
     # Fewer tokens than a window, just one window, all windows full, a shorter last one.
     for length in (2, 5, 9, 8 + 2 * stride + 1, len(ids)):
         expected = token_by_token(model, tokenizer, ids[:length], 8, stride)
-        for rows in (1, 3, 1000):  # windows in a batch
-            monkeypatch.setattr(evaluation, "MOST_LOGITS", rows * 8 * tokenizer.vocab_size)
+        for tokens in (3, 8, 24, 8000):  # part of a window, or several of them
+            monkeypatch.setattr(evaluation, "MOST_LOGITS", tokens * tokenizer.vocab_size)
             score = evaluate(
                 model, tokenizer, ids[:length], 8, stride=stride, ranked=True, keep=len(ids)
             )
@@ -105,6 +106,33 @@ def test_windows_by_the_definition(
     some = evaluate(model, tokenizer, ids, 8, stride=stride, ranked=True, keep=5)
     assert some.surprises.tolist() == score.surprises[:5].tolist()
     assert some == score
+
+
+@pytest.mark.parametrize("stride", [8, 3])
+def test_a_full_last_window(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the tokens of the last window change: each has more context."""
+    tokenizer = train_tokenizer(DOCUMENTS[:2], "byte")
+    model = random_model(tokenizer)
+    ids = encoded(tokenizer, DOCUMENTS[0])
+    for length, rows in itertools.product((5, 9, 8 + stride + 1, 8 + stride + 2, 40), (1, 1000)):
+        monkeypatch.setattr(evaluation, "MOST_LOGITS", rows * 8 * tokenizer.vocab_size)
+        some = ids[:length]
+        targets, window = length - 1, min(8, length - 1)
+        last = max(0, targets - window) % stride or stride  # targets that are new in it
+        full = evaluate(
+            model, tokenizer, some, 8, None, stride=stride, ranked=True, keep=99, full_windows=True
+        )
+        usual = evaluate(model, tokenizer, some, 8, None, stride=stride, ranked=True, keep=99)
+        end = targets - last if targets > 8 else 0
+        bits = full.surprises["bits"].tolist()
+        assert bits[:end] == usual.surprises["bits"][:end].tolist()
+        start = targets - window
+        with torch.no_grad():
+            logits = model(torch.tensor(some[start:-1].astype("int64"))[None])[0]
+        right = torch.tensor(some[start + 1 :].astype("int64"))[:, None]
+        expected = -logits.log_softmax(-1).gather(1, right)[:, 0] / math.log(2)
+        assert bits[end:] == pytest.approx(expected[end - targets or None :].tolist(), abs=1e-4)
+        assert full.tokens == usual.tokens == targets
 
 
 def by_transformers(model: Any, ids: list[int], length: int, stride: int) -> float:
@@ -245,4 +273,4 @@ def test_training_asks_for_a_part_and_no_ranks() -> None:
 
 
 def test_perplexity_of_a_hopeless_model() -> None:
-    assert math.isfinite(Score(1e9, 1, 1, 1, 1, 1).perplexity)
+    assert math.isfinite(Score(1e9, 1, 1, 1, 1, 1, 1).perplexity)

@@ -1,5 +1,6 @@
 """The same code on a CUDA GPU; skipped where there is none."""
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -244,6 +245,23 @@ def test_fine_tuning_and_classifying_on_a_gpu(train: str, tmp_path: Path) -> Non
     assert there.model.device.type == "cuda"
     there.model.cpu()
     assert logits == pytest.approx(here.logits(texts), abs=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lora_on_a_gpu(family: str, tmp_path: Path) -> None:
+    """Fused kernels, which would skip the adapters, stand aside: what is trained is saved."""
+    shape: dict[str, Any] = {"layers": 2, "heads": 2, "dim": 64, "context": 64, "family": family}
+    nanolm.train("embedded:tiny", out=tmp_path / "base", steps=20, **shape)
+    how: dict[str, Any] = {"train": "lora", "steps": 60, "batch": 8, "lr": 1e-2}
+    result = nanolm.train(
+        "embedded:tiny", start_from=tmp_path / "base", out=tmp_path / "run", **how
+    )
+    first = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
+    assert result.val_loss and result.val_loss < first["val_loss"] - 0.1
+    lines = (Path(path) for path in (tmp_path / "run/best", tmp_path / "run/last"))
+    ids = torch.arange(50, device="cuda")[None]
+    best, last = (nanolm.load(path).model.to("cuda")(ids) for path in lines)
+    torch.testing.assert_close(best, last, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

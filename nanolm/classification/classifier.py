@@ -27,7 +27,7 @@ from nanolm.model.classifier import Classifier
 from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
 from nanolm.model.huggingface import load_classifier
 from nanolm.model.stored import load_classifier_config
-from nanolm.runs.folder import find_named, model_tokenizer
+from nanolm.runs.folder import find_adapter, find_named, model_tokenizer
 from nanolm.text.labeled import LabelReading, read_labeled
 from nanolm.text.tokenizer import Tokenizer
 
@@ -191,9 +191,15 @@ def in_parts(texts: Iterable[str], size: int = 64) -> Iterator[list[str]]:
 
 
 def load(
-    path: str | Path, note: Callable[[str], None], progress: Report = lambda *how_far: None
+    path: str | Path,
+    note: Callable[[str], None],
+    progress: Report = lambda *how_far: None,
+    adapter: str | None = None,
 ) -> TextClassifier:
-    """The classifier in a run folder, a checkpoint, a model folder of a known family, or hf://."""
-    folder = find_named(path, note, progress)
-    load_classifier_config(folder)  # fails early if this is not a classifier
-    return TextClassifier(tokenizer=model_tokenizer(folder), model=load_classifier(folder))
+    """The classifier in a run folder, a checkpoint, a model folder of a known family, or hf://. The
+    LoRA `adapter` is merged into it."""
+    folder, merged = find_named(path, note, progress), find_adapter(adapter)
+    if merged is None:
+        load_classifier_config(folder)  # fails early if this is not a classifier
+    model = load_classifier(folder, adapter=merged)
+    return TextClassifier(tokenizer=model_tokenizer(folder), model=model)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +33,20 @@ from nanolm.model.shapes import parameters_by_part
 from nanolm.model.stored import checked_tensors, load_any_config, load_classifier_config, wrong_kind
 from nanolm.planning.tuning import threads_for, warn_about_threads
 from nanolm.pretraining.begin import ROOT, RunStart, check_context, reports
-from nanolm.runs import checkpoint
 from nanolm.runs import folder as runs
-from nanolm.runs.folder import Run
+from nanolm.runs.folder import Run, find_adapter
 from nanolm.text import TRAINABLE
 from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
 from nanolm.text.vocabulary import TINY_CORPUS
+from nanolm.training.checkpointer import save_final
 from nanolm.training.events import Note, Notify
-from nanolm.training.interrupt import StopRequest
+from nanolm.training.interrupt import EvaluationStopped, StopRequest
 from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import option
-from nanolm.training.state import State
+from nanolm.training.state import State, read_state
 from nanolm.training.trainer import Trainer
 
 MISTAKES_FILE, TEST_MISTAKES_FILE = "mistakes.csv", "test_mistakes.csv"  # in the run folder
-FINAL = "final"  # the folder of the finished classifier, next to the checkpoints
 VOCABULARY = 4096  # vocabulary size for more than a few kB of text
 
 
@@ -89,19 +89,24 @@ def finetune(
         task = prepare(start, base, split)
         with threads_for(task.settings.threads), StopRequest() as stop:
             warn_about_threads(task.settings, start.notify)
-            begin = time.monotonic()
-            if probe := task.start():
-                tried = f"{probe.accuracy:.1%} accuracy in {PROBE_FOLDS}-fold"
-                tried = f" ({tried} cross-validation)" if probe.accuracy else ""
-                what = "the classification head starts from a linear probe of the model"
-                start.notify(Note(what + tried))
-            spent = time.monotonic() - begin
-            trainer = Trainer(start.run, task.settings, task, task.checkpoint, start.notify, spent)
-            with trainer.checkpointer.writer:  # nothing is written once the run is unlocked
-                stopped = trainer.train(stop)
-            if stopped != "interrupted":
-                trainer.checkpointer.load_best()
-            return finish(task, start.run, trainer.state, stopped, start.notify)
+            task.stop, begin = stop, time.monotonic()
+            state = read_state(task.checkpoint) if task.checkpoint else State()
+            try:
+                if probe := task.start():
+                    tried = f"{probe.accuracy:.1%} accuracy in {PROBE_FOLDS}-fold"
+                    tried = f" ({tried} cross-validation)" if probe.accuracy else ""
+                    what = "the classification head starts from a linear probe of the model"
+                    start.notify(Note(what + tried))
+                how = (task.checkpoint, start.notify, time.monotonic() - begin)
+                trainer = Trainer(start.run, task.settings, task, *how)
+                state = trainer.state
+                with trainer.checkpointer.writer:  # nothing is written once the run is unlocked
+                    stopped = trainer.train(stop)
+                if stopped != "interrupted":
+                    trainer.checkpointer.load_best()
+                return finish(task, start.run, state, stopped, start.notify)
+            except EvaluationStopped:
+                return finish(task, start.run, state, "interrupted", start.notify)
 
 
 def with_start(settings: FinetuneSettings, notify: Notify) -> FinetuneSettings:
@@ -129,6 +134,7 @@ def prepare(
     tokenizer = choose_tokenizer(settings, base, texts, start.notify)
     fingerprints, reference, parameters = {"data": fingerprint(split)}, None, 0
     config: ModelConfig | None = None
+    adapter = find_adapter(settings.adapter)
     language_model = False
     if base:
         loaded = load_any_config(base)
@@ -141,8 +147,9 @@ def prepare(
         check_context(settings, config.context)
         if not language_model and not config.tied and settings.language_loss is None:
             settings = replace(settings, language_loss=0.0)
-        weights = fingerprints["model to start from"] = huggingface.weights_fingerprint(base)
-        reference = huggingface.BaseModel(base.resolve(), weights)
+        weights = huggingface.weights_fingerprint(base, adapter)
+        fingerprints["model to start from"] = weights
+        reference = huggingface.BaseModel(base.resolve(), weights, adapter)
     lengths = [len(tokenizer.encode_prompt(text)) for text in texts]
     teacher, parts, choices = None, None, []
     if not start.fresh and settings.distill is None:  # begun by version 0.1
@@ -176,10 +183,11 @@ def prepare(
     torch.manual_seed(settings.seed)
     head: nn.Module | None = None
     if base and not language_model:
-        model = huggingface.load_classifier(base, settings.dropout).base
+        model = huggingface.load_classifier(base, settings.dropout, adapter).base
     else:
         fresh = classifier_config.base
-        model = huggingface.load_model(base, settings.dropout) if base else build_model(fresh)
+        load = partial(huggingface.load_model, dropout=settings.dropout, adapter=adapter)
+        model = load(base) if base else build_model(fresh)
         model = with_vocabulary(model, parts) if parts else model
         head = model.head
     classifier = Classifier(classifier_config, model)
@@ -255,7 +263,11 @@ def finish(
     # the folder.
     with torch.no_grad():
         task.classifier.score.weight /= temperature
-    save_final(task, run, state)
+    test_logits = task.logits(task.test) if task.test else None  # before anything is written
+    save_final(run, state, task.write_final)
+    if task.base and task.refers_to_base():
+        whole = f"`nanolm export {run.path} --to FOLDER` writes a whole model"
+        notify(Note(f"{run.path}/best needs {task.base.folder} for the frozen weights; {whole}"))
 
     def measure(part: Texts, logits: Logits, temperature: float, file: str) -> tuple[Any, ...]:
         scores = score(logits, part.truth, labels, temperature)
@@ -265,18 +277,9 @@ def finish(
 
     val, mistakes = measure(split.val, logits, temperature, MISTAKES_FILE)
     result = replace(result, temperature=round(temperature, 4), val=val, mistakes=mistakes)
-    if task.test and split.test:
-        test, mistakes = measure(split.test, task.logits(task.test), 1.0, TEST_MISTAKES_FILE)
+    if test_logits is not None and split.test:
+        test, mistakes = measure(split.test, test_logits, 1.0, TEST_MISTAKES_FILE)
         result = replace(result, test=test, test_mistakes=mistakes)
     result = replace(result, uncalibrated=score(logits, truth, labels))
     write_result(run, result.to_json(), notify)
     return result
-
-
-def save_final(task: ClassifierTask, run: Run, state: State) -> None:
-    def write(folder: Path) -> None:
-        huggingface.save_model(task.whole(), folder, task.tokenizer)
-        best = {"step": state.best_step, "seconds": state.seconds}
-        (folder / "state.json").write_text(json.dumps(best) + "\n", encoding="utf-8")
-
-    checkpoint.point(run.path / "best", files.commit(run.checkpoints, FINAL, write))

@@ -10,7 +10,7 @@ from typing import get_args
 
 from nanolm.model.config import Long, Pool
 from nanolm.text.labeled import LabelReading
-from nanolm.training.settings import Settings, option
+from nanolm.training.settings import Settings, needs_base, option
 
 DATA = "embedded:reviews"
 SCRATCH = "none"  # as `start_from`: train from scratch
@@ -32,7 +32,7 @@ class FinetuneSettings(Settings):
     """The settings that determine the result of `nanolm finetune`."""
 
     texts = "data"
-    files = ("val", "test", "label_file")
+    files = ("val", "test", "label_file", "adapter")
 
     data: tuple[str, ...] = (DATA,)
     label_column: str | None = None
@@ -54,6 +54,7 @@ class FinetuneSettings(Settings):
     weight_decay: float | None = None
     evaluations: int | None = None
     patience: int | None = None
+    adapter: str | None = None
 
     def reading(self) -> LabelReading:
         return LabelReading(self.encoding, self.text_column, self.label_column, self.label_file)
@@ -71,6 +72,8 @@ class FinetuneSettings(Settings):
             problems.append(f"--train {self.train}: choose {choices}")
         elif self.start_from == SCRATCH and not trains_all:
             problems.append(f"--train {self.train} needs --from; from scratch, use --train all")
+        scratch = self.start_from in (None, SCRATCH)
+        problems += needs_base(None if scratch else self.start_from, False, self.adapter)
         if self.language_loss and self.train == "head":
             problems.append("--language-loss has no effect with --train head; omit one of them")
         if self.start_from not in (None, SCRATCH):

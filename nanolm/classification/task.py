@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nanolm.choice import Choice, Report
-from nanolm.classification.adapters import Adapters
 from nanolm.classification.classifier import Logits, encode_for, in_batches, predict
 from nanolm.classification.data import CachedStates, Encoded, LabelSplit, LengthBatches
 from nanolm.classification.distill import Distillation, Teacher
@@ -26,6 +25,7 @@ from nanolm.classification.probe import LinearProbe, fit_probe
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import counted
+from nanolm.model.adapters import Adapters
 from nanolm.model.classifier import Classifier, filling, prefix_pooled
 from nanolm.model.huggingface import (
     BaseModel,
@@ -35,7 +35,8 @@ from nanolm.model.huggingface import (
     save_partial,
     snapshot,
 )
-from nanolm.model.stored import ADAPTERS, TRAINED
+from nanolm.model.peft import load_trained, save_adapter
+from nanolm.model.stored import ADAPTER, ADAPTERS, TRAINED, has_adapter
 from nanolm.planning.tuning import SpeedProbe, best_dtype, use_attention
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Started
@@ -48,6 +49,8 @@ LANGUAGE_HEAD = "language_head.safetensors"
 ADAMW_MATRICES = ("base.token_embedding.weight", "score.weight", "language_head.weight")
 ADAMW_RATE = 1.5
 MOST_CACHED_BYTES = 1 << 30  # of hidden states kept in memory
+# A finished classifier is whole, unless that takes so many bytes and less than this was trained.
+LARGE_COPY, TRAINED_SHARE = 100_000_000, 0.1
 # A head that starts from the probe learns so slowly that a step changes its logits by at most this
 # much times the learning rate. Features of a language model are large and correlated: at the
 # learning rate of the other weights, a single step would undo the fit of the probe.
@@ -118,7 +121,12 @@ class ClassifierTask(Task):
         use_attention(model.base, self.settings)
         # On a CPU, bfloat16 is only for the matrix products of a training step.
         self.low = self.settings.dtype == "bfloat16" and device != "cpu"
-        self.batching = (model.device, self.low, progress, "computing features")
+
+        def report(*how_far: Any) -> None:
+            self.check_stop()
+            progress(*how_far)
+
+        self.batching = (model.device, self.low, report, "computing features")
 
     def start(self) -> LinearProbe | None:
         """Run the frozen layers once for each text, and start the head from a linear probe."""
@@ -230,7 +238,7 @@ class ClassifierTask(Task):
         return loss, seen
 
     def logits(self, data: Encoded) -> Logits:
-        return predict(self.classifier, len(self.split.labels), data, self.low)
+        return predict(self.classifier, len(self.split.labels), data, self.low, self.check_stop)
 
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
         logits, truth = self.logits(self.val), self.split.val.truth
@@ -253,6 +261,13 @@ class ClassifierTask(Task):
         """Whether checkpoints omit the weights of the base model."""
         return self.base is not None and self.settings.train != "all"
 
+    def refers_to_base(self) -> bool:
+        """Whether the finished classifier omits these weights as well, because a copy of a large
+        model would be many times as large as what was trained."""
+        whole = super().saved_bytes()
+        small_part = self.saved_bytes() < TRAINED_SHARE * whole
+        return self.is_partial() and whole > LARGE_COPY and small_part
+
     def saved_bytes(self) -> int:
         if not self.is_partial():
             return super().saved_bytes()
@@ -265,19 +280,29 @@ class ClassifierTask(Task):
         is_partial = self.is_partial()
         classifier = self.classifier if is_partial else self.whole()
         trained = copied(self.trained) if is_partial else {}
-        adapters = copied(self.adapters.state_dict()) if self.adapters else {}
+        low_rank = self.adapters.low_rank("base.") if self.adapters else {}
         head = copied({"weight": self.untied_head.weight}) if self.untied_head else {}
 
         def write(folder: Path) -> None:
             if is_partial:
                 assert self.base
-                save_partial(classifier, self.base, trained, adapters, folder, self.tokenizer)
+                save_partial(classifier, self.base, trained, low_rank, folder, self.tokenizer)
             else:
                 save_model(classifier, folder, self.tokenizer)
             if head:
                 save_file(head, folder / LANGUAGE_HEAD)
 
         return write
+
+    def write_final(self, folder: Path) -> None:
+        """Write the whole classifier, and with LoRA its adapter; or refer to a large base model."""
+        if self.refers_to_base():
+            self.snapshot()(folder)
+            return
+        save_model(self.whole(), folder, self.tokenizer)
+        if self.adapters and self.base and self.adapters.active:
+            what = (self.adapters.low_rank("base."), self.trained)
+            save_adapter(self.classifier.config, *what, folder / ADAPTER, str(self.base.folder))
 
     def whole(self) -> Classifier:
         """A copy of the classifier, with the adapters merged into it."""
@@ -286,6 +311,9 @@ class ClassifierTask(Task):
             return snapshot(self.classifier)
 
     def load_weights(self, folder: Path) -> None:
+        if self.adapters and has_adapter(folder):
+            load_trained(self.classifier, self.adapters, folder)
+            return
         if (folder / TRAINED).exists():
             self.classifier.load_state_dict(load_tensors(folder / TRAINED), strict=False)
             if self.adapters:
@@ -296,7 +324,8 @@ class ClassifierTask(Task):
         self.classifier.load_state_dict(load_classifier(folder).state_dict())
 
     def load_checkpoint(self, folder: Path) -> None:
-        if self.adapters and not (folder / TRAINED).exists():  # saved by version 0.1
+        if self.adapters and (folder / ADAPTERS).exists() and not (folder / TRAINED).exists():
+            # Saved by version 0.1.
             tensors = load_tensors(folder / ADAPTERS)
             self.classifier.score.load_state_dict({"weight": tensors.pop("score.weight")})
             self.adapters.load_state_dict(tensors)

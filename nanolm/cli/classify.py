@@ -12,7 +12,14 @@ from typing import Any
 import click
 
 from nanolm.cli.console import note, print_json, styled
-from nanolm.cli.options import Command, device_option, dtype_option, json_option, unknown
+from nanolm.cli.options import (
+    Command,
+    adapter_option,
+    device_option,
+    dtype_option,
+    json_option,
+    unknown,
+)
 from nanolm.cli.tables import cell_width, one_line, shortened, terminal_width
 from nanolm.errors import refuse
 from nanolm.formats import counted
@@ -46,6 +53,7 @@ READ_BYTES = 1 << 20  # of stdin that are read and classified at once
     type=click.FloatRange(0, 1),
     help=f"Answer `{UNSURE}` below this probability.",
 )
+@adapter_option()
 @device_option()
 @dtype_option(help="Precision of matrix multiplications.")
 @json_option(help="Print one JSON object per text.")
@@ -56,6 +64,7 @@ def command(
     files: tuple[str, ...],
     top: int | None,
     min_probability: float | None,
+    adapter: str | None,
     device: str,
     dtype: str,
     as_json: bool,
@@ -89,7 +98,7 @@ def command(
     from nanolm.classification.classifier import TrueLabels, in_parts, load
     from nanolm.text.labeled import read_texts
 
-    classifier = load(run, note).on(device, dtype)
+    classifier = load(run, note, adapter=adapter).on(device, dtype)
     true_labels = TrueLabels(classifier.labels, ", ".join(files[:5]))
     read: deque[str | None] = deque()  # true labels of the texts being classified
     labeled = False

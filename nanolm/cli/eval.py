@@ -26,20 +26,22 @@ if TYPE_CHECKING:
     from nanolm.evaluation import Score
     from nanolm.text.tokenizer import Tokenizer
 
-DEFAULT_WINDOW = 1024  # tokens; a downloaded model may have a context 100 times as long
+# Tokens. Beyond this, attention takes most of the time, and downloaded models may have contexts
+# of 100,000 tokens.
+MOST_WINDOW = 8192
 PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
 
 
 @click.command("eval", cls=options.Command)
 @click.argument("run")
-@click.argument("corpus", nargs=-1, required=True, metavar="FILE...")
+@click.argument("corpus", nargs=-1, metavar="FILE...")
 @click.option(
     "--against", multiple=True, metavar="RUN2", help="Model to compare with; can be repeated."
 )
 @click.option(
     "--context",
     type=int,
-    help=f"Tokens per window.  [default: the model's context, at most {DEFAULT_WINDOW}]",
+    help=f"Tokens per window.  [default: the model's context, at most {MOST_WINDOW:,}]",
 )
 @click.option(
     "--stride",
@@ -47,6 +49,17 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
     metavar="N",
     help="Tokens from one window to the next; smaller is more accurate but slower.  "
     "[default: --context]",
+)
+@click.option(
+    "--full-windows",
+    is_flag=True,
+    help="Give the last window as much context as the others, as lm-evaluation-harness does.",
+)
+@click.option(
+    "--minimal-pairs",
+    multiple=True,
+    metavar="FILE|FOLDER",
+    help="Measure how often the acceptable sentence of a pair is more likely; can be repeated.",
 )
 @click.option("--per-token", is_flag=True, help="Show the bits and rank of every token.")
 @click.option(
@@ -60,6 +73,7 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
     help="Write all misclassified texts or, for pairs, all inexact translations to a CSV file.",
 )
 @click.option("--beams", type=int, help="Number of beams for translating pairs.  [default: 4]")
+@options.adapter_option()
 @options.device_option()
 @options.json_option(help="Print one JSON object per model.")
 @options.options_of(TrainSettings, {"Reading text": options.READING})
@@ -71,10 +85,13 @@ def command(
     against: tuple[str, ...],
     context: int | None,
     stride: int | None,
+    full_windows: bool,
+    minimal_pairs: tuple[str, ...],
     per_token: bool,
     html: str | None,
     mistakes: str | None,
     beams: int | None,
+    adapter: str | None,
     device: str,
     as_json: bool,
     label_column: str | None,
@@ -91,12 +108,14 @@ def command(
     next-token prediction. If RUN is a classifier, FILE is labeled text, as for `nanolm finetune`,
     and the command reports accuracy, macro F1, log-loss, calibration error and the confusion
     matrix. If RUN was trained on pairs, FILE contains pairs, as for `nanolm train-pairs`, and the
-    command reports BLEU, chrF, exact match, loss and edit distance.
+    command reports BLEU, chrF, exact match, loss and edit distance. With --minimal-pairs instead of
+    FILE, it reports the accuracy on BLiMP or your own pairs of sentences.
 
     \b
     nanolm eval runs/novel other.txt --html surprise.html
     nanolm eval runs/novel other.txt --against runs/older --against hf://gpt2
     nanolm eval hf://gpt2 other.txt --stride 512 --json
+    nanolm eval runs/novel --minimal-pairs blimp/
     nanolm eval runs/reviews test.tsv --mistakes wrong.csv    a classifier
     nanolm eval runs/de-en test.de test.en --html scores.html    a model trained on pairs
     """
@@ -111,6 +130,11 @@ def command(
         problems.append(
             "--against cannot be used with --html, or with --per-token unless --json is given"
         )
+    given = (corpus, context, stride, full_windows, per_token, html, mistakes, beams)
+    if minimal_pairs and any(given):
+        problems.append("--minimal-pairs works only with --against, --device and --json")
+    elif not corpus and not minimal_pairs:
+        problems.append("pass the FILE to evaluate on, or --minimal-pairs FILE")
     refuse(problems)
 
     from nanolm.cli.progress import TrainingView
@@ -122,14 +146,19 @@ def command(
     from nanolm.runs.folder import find_named
 
     where, _ = choose_device(device)
+    if minimal_pairs:
+        from nanolm.cli.eval_minimal_pairs import evaluate_minimal_pairs
+
+        evaluate_minimal_pairs((run, *against), minimal_pairs, where, as_json)
+        return
     with TrainingView() as view:
         folder = find_named(run, note, view.report)
     config = load_any_config(folder)
     if isinstance(config, Seq2SeqConfig):
-        if against or per_token or context or stride:
+        if against or per_token or context or stride or full_windows or adapter:
             raise UsageError(
-                f"{run} was trained on pairs; --against, --context, --stride and --per-token work "
-                "only with language models"
+                f"{run} was trained on pairs; --against, --context, --stride, --full-windows, "
+                "--per-token and --adapter do not work with it"
             )
         from nanolm.cli.eval_pairs import evaluate_translator
 
@@ -140,11 +169,11 @@ def command(
         flags = "--beams, --source-column, --target-column and --reverse"
         raise UsageError(f"{flags} need a model trained on pairs, which {run} is not")
     if isinstance(config, ClassifierConfig):
-        if against or per_token or html is not None or context or stride:
-            others = "--against, --context, --stride, --per-token or --html"
+        if against or per_token or html is not None or context or stride or full_windows:
+            others = "--against, --context, --stride, --full-windows, --per-token or --html"
             raise UsageError(f"{run} is a classifier, which does not support {others}")
         labels = LabelReading(settings.encoding, settings.text_column, label_column, label_file)
-        evaluate_classifier(run, folder, corpus, labels, device, as_json, mistakes)
+        evaluate_classifier(run, folder, corpus, labels, device, as_json, mistakes, adapter)
         return
     if mistakes is not None:
         raise UsageError(
@@ -152,18 +181,25 @@ def command(
         )
     names = (run, *against)
     with TrainingView() as view:
-        models = [load_folder(folder), *(load(name, note, view.report) for name in against)]
-        windows = [context or min(each.model.config.context, DEFAULT_WINDOW) for each in models]
+        models = [
+            load_folder(folder, adapter),
+            *(load(name, note, view.report) for name in against),
+        ]
+        windows = [context or min(each.model.config.context, MOST_WINDOW) for each in models]
         for name, loaded, window in zip(names, models, windows, strict=True):
             most = loaded.model.window() or sys.maxsize
             if window > most:
                 problems.append(f"--context {context}: must be at most {most} for {name}")
             elif stride is not None and stride > window:
                 problems.append(f"--stride {stride}: must be at most {window:,} (--context)")
+            if context is None and window < (whole := loaded.model.config.context):
+                shorter = f"{name}: windows of {window:,} tokens to save time, of a context of"
+                note(f"{shorter} {whole:,}; --context {whole} uses all of it")
         refuse(problems)
         pairs = list(zip(models, windows, strict=True))
         kept = sys.maxsize if per_token else PAGE_TOKENS if html is not None else 0
-        scores = evaluate_texts(pairs, corpus, reading, where, view.report, stride, keep=kept)
+        how = (reading, where, view.report, stride, kept, full_windows, note)
+        scores = evaluate_texts(pairs, corpus, *how)
     tokenizer, score = models[0].tokenizer, scores[0]
     if html is not None:
         write_page(Path(html), run, tokenizer, score)
@@ -187,13 +223,14 @@ def evaluate_classifier(
     device: str,
     as_json: bool,
     mistakes_file: str | None,
+    adapter: str | None,
 ) -> None:
     from nanolm.classification.classifier import MISTAKES, load, mistakes_csv
     from nanolm.cli.progress import TrainingView
     from nanolm.cli.scores import show_mistakes, show_scores
 
     with TrainingView() as view:
-        classifier = load(folder, note).on(device, "auto")
+        classifier = load(folder, note, adapter=adapter).on(device, "auto")
         measured = classifier.measure(names, reading, view.report)
     for text in measured.notes:
         note(text)
@@ -219,14 +256,15 @@ def figures(score: "Score") -> dict[str, str]:
         "top 1": f"{score.top_1_accuracy:.1%}",
         "top 5": f"{score.top_5_accuracy:.1%}",
         "tokens": f"{score.tokens:,}",
+        "window": f"{score.window:,}",
     }
 
 
 def summary(score: "Score") -> str:
-    bits, per_character, *values, tokens = figures(score).values()
+    bits, per_character, *values, tokens, window = figures(score).values()
     rest = "loss {}, perplexity {}, top 1 {}, top 5 {}".format(*values)
     text = f"{bits} bits per byte, {per_character} per character, {rest}"
-    return f"{text}, over {tokens} tokens ({score.bytes:,} bytes)"
+    return f"{text}, over {tokens} tokens ({score.bytes:,} bytes) in windows of {window}"
 
 
 def show_comparison(scores: "list[tuple[str, Score]]") -> None:

@@ -7,7 +7,16 @@ import click
 
 from nanolm.classification.settings import DATA, SCRATCH, FinetuneSettings
 from nanolm.cli.console import note, note_interruption, print_json
-from nanolm.cli.options import AVERAGE, LABELED, MACHINE, Command, Table, run_option, run_options
+from nanolm.cli.options import (
+    ADAPTER,
+    AVERAGE,
+    LABELED,
+    MACHINE,
+    Command,
+    Table,
+    run_option,
+    run_options,
+)
 from nanolm.model.config import Long, Pool
 from nanolm.training.trackers import Trackers
 
@@ -32,6 +41,7 @@ TABLE: Table = {
             "head|last-N|all|lora",
             "Weights to train.  [default: depends on the model, data and machine]",
         ),
+        "adapter": ADAPTER,
         "pool": ("|".join(get_args(Pool)), "How to pool the token vectors."),
         "context": "Maximum input length in tokens.  [default: the model's, at most 512]",
         "long": (

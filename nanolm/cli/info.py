@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nanolm.cli.console import note, print_json, show_rows
-from nanolm.cli.options import Command, json_option
+from nanolm.cli.options import Command, adapter_option, json_option
 from nanolm.formats import counted
 from nanolm.model.config import PUBLISHED
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 @click.command("info", cls=Command)
 @click.argument("run")
+@adapter_option(help="Describe a LoRA adapter for RUN, in the format of PEFT, as well.")
 @json_option(help="Print one JSON object.")
-def command(run: str, as_json: bool) -> None:
+def command(run: str, adapter: str | None, as_json: bool) -> None:
     """Describe the architecture, size and files of a model.
 
-    RUN is a run folder, a checkpoint, or a Hugging Face model folder.
+    RUN is a run folder, a checkpoint, a Hugging Face model folder, or a GGUF file.
 
     \b
     nanolm info runs/novel
@@ -28,7 +29,7 @@ def command(run: str, as_json: bool) -> None:
     """
     from nanolm.runs.info import describe
 
-    info = describe(run, note)
+    info = describe(run, note, adapter)
     if as_json:
         print_json(asdict(info))
     else:
@@ -57,6 +58,8 @@ def rows(info: "Info") -> list[tuple[str, str]]:
         tokenizer = f"source {source}; target {tokenizer}"
     shown.append(("tokenizer", tokenizer))
     shown.append(("on disk", f"{megabytes(sum(info.bytes.values()))}: {files}"))
+    if info.adapter:
+        shown.append(("adapter", ", ".join(f"{key} {word(v)}" for key, v in info.adapter.items())))
     if info.history:
         shown.append(("trained", training(info.history)))
     return shown

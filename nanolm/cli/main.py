@@ -31,7 +31,7 @@ ERROR_GRACE = 3.0  # seconds for the first process to report the error
 VERBS = (  # modules with a `command`, or the attribute named after the dash
     *("train", "train-pairs", "sweep", "sample", "translate", "finetune-sentiment", "finetune"),
     *("compare", "classify", "eval", "inspect", "serve", "report", "runs", "tokenizer", "data"),
-    *("info", "bench", "doctor"),
+    *("info", "export", "bench", "doctor"),
 )
 TRAINING = ("train", "train-pairs", "sweep", "finetune", "finetune-sentiment", "compare")
 MEMORY = ("--batch", "--context", "--dim", "--preset", "--beams", "-n")  # smaller values need less

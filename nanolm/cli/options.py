@@ -51,6 +51,7 @@ PAIR_COLUMNS: Rows = {
     "target_column": ("NAME", "Column or field of the target.  [default: detected]"),
     "reverse": "Swap source and target.",
 }
+ADAPTER = ("FOLDER", "LoRA adapter to merge into the model first, in PEFT's format.")
 AVERAGE = "Decay of the exponential moving average (EMA) of weights that is evaluated and saved."
 PRECISION = "Precision of matrix multiplications."
 MACHINE: Rows = {
@@ -189,6 +190,15 @@ dtype_option = partial(
 )
 int8_option = partial(
     click.option, "--int8", is_flag=True, help="Quantize to int8; faster for large models on a CPU."
+)
+adapter_option = partial(
+    click.option, "--adapter", metavar=ADAPTER[0], help="LoRA adapter to merge, in PEFT's format."
+)
+special_tokens_option = partial(
+    click.option,
+    "--special-tokens",
+    is_flag=True,
+    help="Recognize special tokens such as <|im_start|>, which are otherwise plain text.",
 )
 run_option = partial(click.option, cls=Option, heading="Run")
 

@@ -20,11 +20,13 @@ from nanolm.cli.console import finite, note, show_text, write_file
 from nanolm.cli.options import (
     Command,
     Table,
+    adapter_option,
     device_option,
     dtype_option,
     int8_option,
     json_option,
     options_of,
+    special_tokens_option,
     unknown,
     unwritable,
 )
@@ -65,6 +67,7 @@ TABLE: Table = {
     help="Read the prompt from a file; can be repeated.",
 )
 @click.option("--each-line", is_flag=True, help="Treat each line of the file or stdin as a prompt.")
+@special_tokens_option()
 @click.option("--interactive", is_flag=True, help="Ask for prompts in a loop.")
 @click.option("-n", "count", type=int, default=1, show_default=True, help="Samples per prompt.")
 @click.option("--seed", type=int, help=f"{DECLARATIONS['seed'].help}  [default: random]")
@@ -78,6 +81,7 @@ TABLE: Table = {
 @click.option("--csv", "csv_file", metavar="FILE", help="Write the output of --show to a CSV file.")
 @click.option("--html", metavar="FILE", help="Write the output of --show to an HTML page.")
 @json_option(help="Print one JSON object per sample.")
+@adapter_option()
 @device_option()
 @dtype_option()
 @int8_option()
@@ -87,6 +91,7 @@ def command(
     prompts: tuple[str, ...],
     files: tuple[str, ...],
     each_line: bool,
+    special_tokens: bool,
     interactive: bool,
     count: int,
     seed: int | None,
@@ -94,6 +99,7 @@ def command(
     csv_file: str | None,
     html: str | None,
     as_json: bool,
+    adapter: str | None,
     device: str,
     dtype: str,
     int8: bool,
@@ -101,8 +107,8 @@ def command(
 ) -> None:
     """Generate text with a trained model.
 
-    RUN is a run folder, a checkpoint, a Hugging Face model folder, or hf://NAME to download one
-    from the Hub. The default is the newest run under runs/.
+    RUN is a run folder, a checkpoint, a Hugging Face model folder, a GGUF file, or hf://NAME to
+    download one from the Hub. The default is the newest run under runs/.
 
     When a text exceeds the context length, the model continues from the second half of its context.
     Recurrent models have no such limit.
@@ -122,6 +128,8 @@ def command(
     elif 1 < params.beams < count:
         problems.append(f"-n {count}: must be at most --beams {params.beams}")
     problems += unknown("--device", device, DEVICES) + unknown("--dtype", dtype, DTYPES)
+    if adapter is not None and run is None:
+        problems.append(f"--adapter {adapter}: name RUN, the model that it is for")
     problems += unwritable("--csv", csv_file) + unwritable("--html", html)
     if csv_file is not None and csv_file == html:
         problems.append(f"--csv and --html {html}: use two different files")
@@ -143,7 +151,8 @@ def command(
         piped = sys.stdin is not None and not sys.stdin.isatty()
         asked = prompts_in(sys.stdin.buffer.read() if piped else b"", "stdin", each_line)
 
-    name, writer = ready(run, device, dtype, int8)
+    name, writer = ready(run, device, dtype, int8, adapter)
+    writer.tokenizer.parse_special = special_tokens
     writing = SampleSession(writer, params, count, shown, top)
     if not params.effectively_greedy and params.beams == 1:
         note(f"seed {params.seed}" + ", incremented for each prompt" * interactive)
@@ -183,7 +192,9 @@ def what_to_show(show: str | None, problems: list[str]) -> tuple[str, int]:
     return kind, 0
 
 
-def ready(run: str | None, device: str, dtype: str, int8: bool) -> tuple[str, "LanguageModel"]:
+def ready(
+    run: str | None, device: str, dtype: str, int8: bool, adapter: str | None = None
+) -> tuple[str, "LanguageModel"]:
     import torch
 
     from nanolm.cli.progress import TrainingView
@@ -201,7 +212,7 @@ def ready(run: str | None, device: str, dtype: str, int8: bool) -> tuple[str, "L
         run, writer = load_newest()
     else:
         with TrainingView() as view:
-            writer = load(run, note, view.report)
+            writer = load(run, note, view.report, adapter)
     writer.model.to(where, getattr(torch, kind))
     if where == "cpu":
         use_fitting_threads(writer.model)

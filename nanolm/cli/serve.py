@@ -13,7 +13,14 @@ import click
 
 from nanolm.cli.console import note
 from nanolm.cli.notes import RateLimitedNotes
-from nanolm.cli.options import Command, device_option, dtype_option, int8_option, unknown
+from nanolm.cli.options import (
+    Command,
+    adapter_option,
+    device_option,
+    dtype_option,
+    int8_option,
+    unknown,
+)
 from nanolm.errors import UsageError
 from nanolm.training.settings import DEVICES, DTYPES
 
@@ -59,6 +66,7 @@ option = partial(click.option, show_default=True)
     metavar="SECONDS",
     help="Time limit per request; longer completions are truncated.",
 )
+@adapter_option()
 @device_option()
 @dtype_option()
 @int8_option()
@@ -73,6 +81,7 @@ def command(
     queue: int,
     max_tokens: int,
     timeout: float,
+    adapter: str | None,
     device: str,
     dtype: str,
     int8: bool,
@@ -95,6 +104,8 @@ def command(
     install = f"missing {' and '.join(missing)}: run `pip install 'nanolm[serve]'`"
     problems = [install] if missing else []
     problems += unknown("--device", device, DEVICES) + unknown("--dtype", dtype, DTYPES)
+    if adapter is not None and len(runs) > 1:
+        problems.append(f"--adapter {adapter}: serve one RUN, the model that it is for")
     if key is not None and not (key.isascii() and key.isprintable() and len(key.strip()) >= 8):
         problems.append("--key: must be at least 8 printable ASCII characters")
     key = key.strip() if key else key
@@ -118,7 +129,7 @@ def command(
     if key is None and not is_loopback(host):
         key = secrets.token_urlsafe(24)
     limits = Limits(rows=batch, queue=queue, tokens=max_tokens, seconds=timeout)
-    models = load(runs, device, dtype, int8)
+    models = load(runs, device, dtype, int8, adapter)
     notes = RateLimitedNotes(note)
     notes.handle_asyncio()
     app = application(models, limits, host, key, notes, allow_host, allow_origin)
@@ -139,10 +150,13 @@ def command(
     note("stopped")
 
 
-def load(runs: tuple[str, ...], device: str, dtype: str, int8: bool) -> "dict[str, ServedModel]":
+def load(
+    runs: tuple[str, ...], device: str, dtype: str, int8: bool, adapter: str | None = None
+) -> "dict[str, ServedModel]":
     from nanolm.classification.classifier import load as load_classifier
     from nanolm.cli.progress import TrainingView
     from nanolm.cli.sample import ready
+    from nanolm.model.stored import config_file
     from nanolm.pairs.translator import Translator
     from nanolm.runs.folder import find_named, is_classifier, is_seq2seq
     from nanolm.serve.models import (
@@ -157,15 +171,17 @@ def load(runs: tuple[str, ...], device: str, dtype: str, int8: bool) -> "dict[st
     for run, name in zip(runs, names_of(runs), strict=True):
         with TrainingView() as view:
             folder = find_named(run, note, view.report)
-        made = int(min((folder / "config.json").stat().st_mtime, time.time()))
+        made = int(min(config_file(folder).stat().st_mtime, time.time()))
         if is_classifier(folder):
-            found = load_classifier(folder, note).on(device, dtype)
+            found = load_classifier(folder, note, adapter=adapter).on(device, dtype)
             models[name] = ServedClassifier(name, made, found)
         elif is_seq2seq(folder):
+            if adapter is not None:
+                raise UsageError(f"--adapter {adapter}: not for {run}, a model trained on pairs")
             translator = Translator.load(folder, note).on(device, dtype)
             translator.translate("a", max_tokens=2)  # fails now rather than for the first client
             models[name] = ServedTranslator(name, made, translator)
         else:
-            _, writer = ready(str(folder), device, dtype, int8)
+            _, writer = ready(str(folder), device, dtype, int8, adapter)
             models[name] = ServedLanguageModel(name, made, writer)
     return models

@@ -10,7 +10,15 @@ import click
 
 from nanolm.cli.columns import Columns, visible
 from nanolm.cli.console import note, print_json, show_text, write_file
-from nanolm.cli.options import READING, Command, CommandGroup, Rows, json_option, options_of
+from nanolm.cli.options import (
+    READING,
+    Command,
+    CommandGroup,
+    Rows,
+    json_option,
+    options_of,
+    special_tokens_option,
+)
 from nanolm.cli.tables import show_table
 from nanolm.errors import DataError, UsageError, refuse
 from nanolm.formats import counted
@@ -38,8 +46,8 @@ COLORS = (24, 22, 94, 53, 58)  # backgrounds of the 256-color palette, dark enou
 def command() -> None:
     """Train, use, visualize and compare tokenizers.
 
-    A tokenizer is gpt2, cl100k, o200k, a file (tokenizer.json or *.tiktoken), or the folder of a
-    run or model. The default is the tokenizer of the newest run.
+    A tokenizer is gpt2, cl100k, o200k, a file (tokenizer.json, *.model or *.tiktoken), or the
+    folder of a run or model. The default is the tokenizer of the newest run.
     """
 
 
@@ -67,6 +75,7 @@ def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> N
     from nanolm.cli.progress import TrainingView
     from nanolm.machine import cache_folder
     from nanolm.text.corpus import read_corpus
+    from nanolm.text.documents import plain_json
     from nanolm.text.sources import find_sources
     from nanolm.text.vocabulary import make_tokenizer
 
@@ -76,7 +85,8 @@ def train(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> N
         with read_corpus(sources, settings.reading(), cache_folder(), view.report) as text:
             tokenizer, choices = make_tokenizer(text, kind, settings.vocab_size, view.report)
             size = text.size
-        for line in [*sources.notes, *map(str, choices)]:
+        plain = plain_json(sources.files, settings.reading())
+        for line in [*sources.notes, *plain, *map(str, choices)]:
             view.line(line)
     file.parent.mkdir(parents=True, exist_ok=True)
     files.write_atomically(file, tokenizer.to_json())
@@ -97,7 +107,14 @@ def text_options(function: Any) -> Any:
 @command.command("encode", cls=Command)
 @text_options
 @json_option(help="Print one JSON object per text.")
-def encode(text: tuple[str, ...], tokenizer: str | None, file: str | None, as_json: bool) -> None:
+@special_tokens_option()
+def encode(
+    text: tuple[str, ...],
+    tokenizer: str | None,
+    file: str | None,
+    as_json: bool,
+    special_tokens: bool,
+) -> None:
     """Convert text to token ids. TEXT comes from the arguments, --file or stdin.
 
     \b
@@ -105,7 +122,8 @@ def encode(text: tuple[str, ...], tokenizer: str | None, file: str | None, as_js
     """
     used = load(tokenizer)
     for part in texts(text, file):
-        ids = used.encode(part)
+        ids = used.encode_special(part) if special_tokens else used.encode(part)
+        note_dropped(used, part)
         if as_json:
             print_json({"ids": ids, "tokens": [spelled(used.tokens[id]) for id in ids]})
         else:
@@ -131,6 +149,13 @@ def decode(ids: tuple[str, ...], tokenizer: str | None, as_json: bool) -> None:
         show_text(text)
         if sys.stdout.isatty():
             click.echo()
+
+
+def note_dropped(tokenizer: "Tokenizer", text: str) -> None:
+    from nanolm.text.encoding import dropped_characters
+
+    if dropped := dropped_characters(tokenizer, text):
+        note(dropped)
 
 
 def read_ids(source: str, vocab_size: int) -> list[int]:
@@ -171,6 +196,7 @@ def show(text: tuple[str, ...], tokenizer: str | None, file: str | None, html: s
     else:
         for part in texts(text, file):
             show_tokens(used, part)
+            note_dropped(used, part)
 
 
 def show_tokens(tokenizer: "Tokenizer", text: str) -> None:

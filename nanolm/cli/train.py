@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from nanolm.cli.console import note, note_interruption, print_json
 from nanolm.cli.options import (
+    ADAPTER,
     AVERAGE,
     MACHINE,
     PRECISION,
@@ -50,6 +51,11 @@ TABLE: Table = {
         "family": "Architecture: modern resembles Qwen3; rnn and lstm are baselines.  "
         f"[default: {DEFAULT_FAMILY}]",
         "start_from": "Start from a run, a model folder, or a Hugging Face Hub name such as gpt2.",
+        "train": (
+            "all|lora",
+            "With --from: train all weights, or only LoRA adapters added to them.  [default: all]",
+        ),
+        "adapter": ADAPTER,
         "layers": "Number of layers.",
         "heads": "Attention heads per layer.",
         "kv_heads": "Key-value heads; fewer than --heads gives grouped-query attention.  "
@@ -101,7 +107,7 @@ TABLE: Table = {
     },
 }
 COMMON = {
-    *("val", "tokenizer", "preset", "family", "start_from", "context", "minutes", "steps"),
+    *("val", "tokenizer", "preset", "family", "start_from", "train", "context", "minutes", "steps"),
     *("batch", "lr", "device", "out", "extend", "plan_only", "list_presets", "as_json"),
 }
 
@@ -113,7 +119,7 @@ OVERRIDES = {
     **{name: tuple(other for other in BUDGETS if other != name) for name in BUDGETS},
     "preset": (*SIZES, *SIZED),
     "family": ("start_from", "kv_heads", "hidden", *SWITCHES),
-    "start_from": (*ARCHITECTURE, *SIZED, "tokenizer", "vocab_size"),
+    "start_from": (*ARCHITECTURE, *SIZED, "tokenizer", "vocab_size", "adapter"),
     "tokenizer": ("vocab_size",),
 }
 
@@ -156,6 +162,7 @@ def command(
     nanolm train novel.txt                      three minutes, automatic settings
     nanolm train novel.txt --minutes 20 --plan  show the plan without training
     nanolm train novel.txt --from gpt2          start from a pretrained model
+    nanolm train novel.txt --from gpt2 --train lora
     torchrun --nproc-per-node 8 -m nanolm train novel.txt
 
     If training is interrupted, run the same command again to resume it.

@@ -36,6 +36,7 @@ class BatchRow:
     top: int = 0  # most likely tokens to report at each step
     # Tokens sampled before it joined; generation continues after them.
     written: "array[int]" = field(default_factory=lambda: array("i"))
+    bias: dict[int, float] = field(default_factory=dict)  # to add to the logits of tokens
 
 
 class SampledToken(NamedTuple):
@@ -100,7 +101,7 @@ class Batch:
         try:
             for place, (row, ids) in enumerate(zip(rows, prompts, strict=True), places.start):
                 written = len(row.written)
-                self.sampler.begin(place, row.params, ids, row.number, row.top, written)
+                self.sampler.begin(place, row.params, ids, row.number, row.top, written, row.bias)
             self.decoder.prepare(self.ids, self.lengths)
         except Exception:
             for row in reversed(rows):  # last first, so that none has to be moved

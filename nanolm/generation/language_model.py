@@ -24,7 +24,7 @@ from nanolm.generation.transcript import Transcript
 from nanolm.model.base import Model
 from nanolm.model.huggingface import load_model, suppressed_tokens
 from nanolm.model.seq2seq import Seq2Seq
-from nanolm.runs.folder import find_named, model_tokenizer
+from nanolm.runs.folder import find_adapter, find_named, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
 
 # Samples beyond MAX_BATCH_ROWS, or beyond a KV cache of this size (on a GPU, a quarter of the free
@@ -188,13 +188,17 @@ def max_rows(model: Model | Seq2Seq, length: int, most: int) -> int:
 
 
 def load(
-    path: str | Path, note: Callable[[str], None], progress: Report = lambda *how_far: None
+    path: str | Path,
+    note: Callable[[str], None],
+    progress: Report = lambda *how_far: None,
+    adapter: str | None = None,
 ) -> LanguageModel:
-    """The model of a run, a checkpoint, a model folder of a known architecture, or hf://NAME."""
-    return load_folder(find_named(path, note, progress))
+    """The model of a run, a checkpoint, a model folder of a known architecture, or hf://NAME. The
+    LoRA `adapter` is merged into it."""
+    return load_folder(find_named(path, note, progress), adapter)
 
 
-def load_folder(folder: Path) -> LanguageModel:
+def load_folder(folder: Path, adapter: str | None = None) -> LanguageModel:
     tokenizer = model_tokenizer(folder)  # first, since its errors are found sooner
     tokenizer.unseen = suppressed_tokens(folder, tokenizer.vocab_size)
-    return LanguageModel(load_model(folder), tokenizer)
+    return LanguageModel(load_model(folder, adapter=find_adapter(adapter)), tokenizer)

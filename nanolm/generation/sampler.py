@@ -10,7 +10,9 @@ never reallocated: nothing waits for the CPU, and a CUDA graph can replay it.
 """
 
 import random
+from collections.abc import Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ from nanolm.text.tokenizer import Tokenizer
 
 RANDOM_BLOCK = 256  # random numbers per row that are drawn at a time
 TOP_SIZES = (0, 1, 6, 20, 100)  # `top` is rounded up to one of these, to limit CUDA graphs
+NO_BIAS: Mapping[int, float] = MappingProxyType({})
 EFFECTS = {name: each for name, each in DECLARATIONS.items() if each.penalty or each.filter}
 COLUMNS = {name: place for place, name in enumerate((*EFFECTS, "greedy", "step"))}
 
@@ -35,6 +38,7 @@ class ActiveFilters(NamedTuple):
     limits: tuple[tuple[str, int], ...] = ()  # of parameters with an effect
     bans: int = 0  # version of the assignment of bans to rows; 0: no bans
     top: int = 0  # most likely tokens to report
+    biased: bool = False  # some rows have a logit bias
 
 
 class Sampler:
@@ -58,6 +62,8 @@ class Sampler:
         # As in `SamplerState`; empty until a penalty needs them.
         self.seen = torch.zeros(rows, 0, dtype=torch.bool, device=device)
         self.counts = torch.zeros(rows, 0, device=device)
+        self.bias = torch.zeros(rows, 0, device=device)  # of logits; empty until a row has one
+        self.biased = [False] * rows
         self.states = torch.zeros(rows, dtype=torch.long, device=device)  # of `BannedTexts`
         self.bans: dict[tuple[str, ...], BannedTexts] = {}
         self.banned: list[tuple[BannedTexts, Tensor]] = []  # with their rows
@@ -71,9 +77,11 @@ class Sampler:
         number: int = 0,
         top: int = 0,
         written: int = 0,
+        bias: Mapping[int, float] = NO_BIAS,
     ) -> None:
         """Start a row, whose random numbers depend only on its seed and `number`. The `top` most
-        likely tokens are reported. The last `written` of the prompt were sampled before."""
+        likely tokens are reported. The last `written` of the prompt were sampled before. `bias` is
+        added to the logits of tokens."""
         device = self.values.device
         self.params[row], self.tops[row], self.steps[row] = params, top, written
         self.sources[row] = source = random.Random(params.seed * 1_000_003 + number)
@@ -96,6 +104,12 @@ class Sampler:
         if "counts" in tracked and written:
             again = torch.tensor(prompt[-written:]).bincount(minlength=self.vocab_size)
             self.counts[row] = again.to(self.counts)
+        self.biased[row] = bool(bias)
+        if bias and not self.bias.shape[1]:
+            self.bias = self.bias.new_zeros(self.rows, self.vocab_size)
+        if self.bias.shape[1]:
+            self.bias[row] = 0
+            self.bias[row, list(bias)] = torch.tensor(list(bias.values())).to(self.bias)
         if params.ban:
             if params.ban not in self.bans:
                 self.bans[params.ban] = BannedTexts(params.ban, self.tokenizer, device)
@@ -103,16 +117,16 @@ class Sampler:
         self.__dict__.pop("active", None)
 
     def end(self, row: int) -> None:
-        self.params[row], self.tops[row] = None, 0
+        self.params[row], self.tops[row], self.biased[row] = None, 0, False
         self.__dict__.pop("active", None)
 
     def move(self, source: int, target: int) -> None:
         """Move the state of one row to another; the source becomes inactive."""
-        for kept in (self.numbers, self.values, self.states, self.seen, self.counts):
+        for kept in (self.numbers, self.values, self.states, self.seen, self.counts, self.bias):
             if kept.numel():
                 kept[target] = kept[source]
         lists: tuple[list[Any], ...] = (self.params, self.tops, self.sources, self.steps)
-        for each in lists:
+        for each in (*lists, self.biased):
             each[target] = each[source]
         self.end(source)
 
@@ -148,6 +162,7 @@ class Sampler:
             limits=tuple(limits),
             bans=self.changes if rows else 0,
             top=min(top, self.vocab_size),
+            biased=any(self.biased),
         )
 
     def prepare(self, rows: int) -> None:
@@ -188,7 +203,9 @@ class Sampler:
         return self.values[:rows, COLUMNS[name], None]
 
     def scores(self, logits: Tensor) -> Tensor:
-        """Logits after penalties and bans."""
+        """Logits after the bias, penalties and bans."""
+        if self.active.biased:
+            logits = logits + self.bias[: len(logits)]
         if self.suppressed is not None:
             logits = logits.masked_fill(self.suppressed, -torch.inf)
         logits = self.apply("penalty", logits)

@@ -11,8 +11,6 @@ from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import ClassifierConfig, Pool
 
-LORA_SCALE = 2.0  # multiplies LoRA's update, so that one learning rate suits all weights
-
 
 class Classifier(nn.Module):
     """Ids (batch, time), padded on the right, and lengths in; logits (batch, labels) out. Also
@@ -79,13 +77,3 @@ def prefix_pooled(x: Tensor, how: Pool) -> Tensor:
 def filling(x: Tensor, lengths: Tensor) -> Tensor:
     """A mask of the padding: (batch, time)."""
     return torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
-
-
-def merge_adapters(base: Model, tensors: dict[str, Tensor]) -> None:
-    """Merge the LoRA matrices `down.NAME` and `up.NAME` into the linear layers of `base`."""
-    for name, layer in base.named_modules():
-        key = name.replace(".", "/")  # torch would treat dots as a path
-        if isinstance(layer, nn.Linear) and f"up.{key}" in tensors:
-            more = LORA_SCALE * (tensors[f"up.{key}"] @ tensors[f"down.{key}"])
-            with torch.no_grad():
-                layer.weight += more.to(layer.weight.device)

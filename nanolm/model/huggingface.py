@@ -3,8 +3,8 @@
     >>> save_model(model, folder, tokenizer); load_model(folder)
 
 Loading is strict: names and shapes are checked before any weights are read, every problem is
-reported, and nothing in a folder can run code. The checkpoint of a classifier with a frozen base
-model holds only the trained weights; `base.json` has the path and checksum of the rest.
+reported, and nothing in a folder can run code. The checkpoint of a model with a frozen base model
+holds only the trained weights or a LoRA adapter; `base.json` has the path and checksum of the rest.
 """
 
 import hashlib
@@ -19,17 +19,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanolm.errors import ModelError
-from nanolm.model import stored
+from nanolm.model import peft, stored
+from nanolm.model.adapters import LowRank, merge_adapters
 from nanolm.model.base import Model, Network
 from nanolm.model.build import build_model, build_seq2seq
-from nanolm.model.classifier import Classifier, merge_adapters
-from nanolm.model.config import ClassifierConfig, ModelConfig
+from nanolm.model.classifier import Classifier
+from nanolm.model.config import ClassifierConfig, GPTConfig, ModelConfig
 from nanolm.model.config_json import config_to_json, model_type
 from nanolm.model.finite import LARGE, checked, root_mean_square
 from nanolm.model.positions import sinusoidal_table
 from nanolm.model.seq2seq import Seq2Seq
 from nanolm.model.shapes import Config
-from nanolm.text.tokenizer import Tokenizer, with_end
+from nanolm.text.tokenizer import Tokenizer
 
 M = TypeVar("M", Model, Classifier, Seq2Seq)
 N = TypeVar("N", Model, Seq2Seq)
@@ -45,6 +46,7 @@ class BaseModel:
 
     folder: Path
     fingerprint: str  # of its weights
+    adapter: Path | None = None  # that was merged first
 
 
 def save_model(
@@ -79,25 +81,30 @@ def save_seq2seq(
     stored.write_json(folder / "generation_config.json", {**search, **ends, **never})
     tokenizer.save(folder, config.context, end=True)
     if source_tokenizer is not None:
-        source = with_end(source_tokenizer)
+        source = source_tokenizer.with_end()
         (folder / stored.SOURCE_TOKENIZER).write_text(source, encoding="utf-8")
     save_weights(model, folder, shard)
 
 
 def save_partial(
-    model: Classifier,
+    model: Model | Classifier,
     base: BaseModel,
     trained: dict[str, Tensor],
-    adapters: dict[str, Tensor],
+    low_rank: dict[str, LowRank],
     folder: Path,
     tokenizer: Tokenizer,
 ) -> None:
-    """Write `trained` parameters of the model, and refer to `base` for all others."""
+    """Write `trained` parameters of the model, and refer to `base` for all others. With LoRA's
+    matrices, write both as an adapter."""
     save_config(model, folder, tokenizer)
-    save_file(trained, folder / stored.TRAINED)
-    if adapters:
-        save_file(adapters, folder / stored.ADAPTERS)
+    if low_rank:
+        where = folder / stored.ADAPTER
+        peft.save_adapter(model.config, low_rank, trained, where, str(base.folder))
+    else:
+        save_file(trained, folder / stored.TRAINED)
     reference = {"folder": str(base.folder), "fingerprint": base.fingerprint}
+    if base.adapter:
+        reference["adapter"] = str(base.adapter)
     stored.write_json(folder / stored.BASE, reference)
 
 
@@ -197,9 +204,16 @@ def constant(name: str, config: Config) -> Tensor:
     return torch.zeros(shape)
 
 
-def load_model(folder: Path, dropout: float | None = None) -> Model:
-    """Load the model in `folder`, in float32 on the CPU, optionally with another `dropout`."""
-    return load_network(folder, stored.load_config(folder), build_model, dropout)
+def load_model(folder: Path, dropout: float | None = None, adapter: Path | None = None) -> Model:
+    """Load the model in `folder`, in float32 on the CPU, optionally with another `dropout`, and
+    merge the LoRA `adapter` into it."""
+    config = stored.load_config(folder)
+    if stored.is_partial(folder):
+        config = config if dropout is None else replace(config, dropout=dropout)
+        model = peft.merge_adapter(load_base(folder, config), folder / stored.ADAPTER, folder)
+    else:
+        model = load_network(folder, config, build_model, dropout)
+    return peft.merge_adapter(model, adapter, folder) if adapter else model
 
 
 def load_seq2seq(folder: Path, dropout: float | None = None) -> Seq2Seq:
@@ -221,30 +235,51 @@ def load_network(
     return checked(model.eval(), large)
 
 
-def load_classifier(folder: Path, dropout: float | None = None) -> Classifier:
-    """Load the classifier in `folder`, in float32 on the CPU."""
+def load_classifier(
+    folder: Path, dropout: float | None = None, adapter: Path | None = None
+) -> Classifier:
+    """Load the classifier in `folder`, in float32 on the CPU, and merge the LoRA `adapter` into it.
+    If `folder` is a language model, the adapter has the classification head."""
+    if adapter and isinstance(base := stored.load_any_config(folder), GPTConfig):
+        config = peft.classifier_config(adapter, base)
+        model = Classifier(config, load_model(folder, dropout)).eval()
+        return peft.merge_adapter(model, adapter, folder)
     config = stored.load_classifier_config(folder)
     if dropout is not None:
         config = replace(config, base=replace(config.base, dropout=dropout))
     if stored.is_partial(folder):
-        return load_partial(folder, config)
-    state, large = read_state(folder, config)
-    with torch.device("meta"):
-        model = Classifier(config)
-    model.load_state_dict(state, assign=True)
-    return checked(model.eval(), large)
+        model = load_partial(folder, config)
+    else:
+        state, large = read_state(folder, config)
+        with torch.device("meta"):
+            model = Classifier(config)
+        model.load_state_dict(state, assign=True)
+        model = checked(model.eval(), large)
+    return peft.merge_adapter(model, adapter, folder) if adapter else model
 
 
 def load_partial(folder: Path, config: ClassifierConfig) -> Classifier:
     """Load the base model that `folder` refers to, and replace the trained weights."""
-    match stored.read_json(folder / stored.BASE):
-        case {"folder": str(path), "fingerprint": str(fingerprint)}:
-            base, problem = BaseModel(Path(path), fingerprint), ""
+    model = Classifier(config, load_base(folder, config.base)).eval()
+    if stored.has_adapter(folder):
+        return peft.merge_adapter(model, folder / stored.ADAPTER, folder)
+    state, large = read_state(folder, config)
+    model.load_state_dict(state, strict=False)
+    if (file := folder / stored.ADAPTERS).exists():
+        merge_adapters(model.base, load_tensors(file))
+    return checked(model, large)
+
+
+def load_base(folder: Path, config: ModelConfig) -> Model:
+    """Load the base model that the partial checkpoint `folder` refers to."""
+    match {"adapter": None, **stored.read_json(folder / stored.BASE)}:
+        case {"folder": str(path), "fingerprint": str(known), "adapter": str() | None as adapter}:
+            base, problem = BaseModel(Path(path), known, Path(adapter) if adapter else None), ""
         case _:
             raise ModelError(f"{folder / stored.BASE} does not name the base model")
-    if not (base.folder / "config.json").is_file():
+    if not stored.config_file(base.folder).is_file():
         problem = "no longer exists"
-    elif weights_fingerprint(base.folder) != base.fingerprint:
+    elif weights_fingerprint(base.folder, base.adapter) != base.fingerprint:
         problem = "now has different weights"
     if problem:
         raise ModelError(
@@ -252,24 +287,22 @@ def load_partial(folder: Path, config: ClassifierConfig) -> Classifier:
             f"{problem}. Restore that folder, or fine-tune again."
         )
     if isinstance(stored.load_any_config(base.folder), ClassifierConfig):
-        inside = load_classifier(base.folder, config.base.dropout).base
+        model = load_classifier(base.folder, config.dropout, base.adapter).base
     else:
-        inside = load_model(base.folder, config.base.dropout)
-    if inside.config != config.base:
+        model = load_model(base.folder, config.dropout, base.adapter)
+    if model.config != config:
         raise ModelError(f"{folder} does not match its base model, {base.folder}")
-    model = Classifier(config, inside)
-    state, large = read_state(folder, config)
-    model.load_state_dict(state, strict=False)
-    if (file := folder / stored.ADAPTERS).exists():
-        merge_adapters(model.base, load_tensors(file))
-    return checked(model.eval(), large)
+    return model
 
 
-def weights_fingerprint(folder: Path) -> str:
-    """A checksum of all weights, without the config."""
+def weights_fingerprint(folder: Path, adapter: Path | None = None) -> str:
+    """A checksum of all weights, without the config, and of an adapter that is merged into them."""
     digest = hashlib.sha256()
     partial = [folder / name for name in (stored.TRAINED, stored.ADAPTERS, stored.BASE)]
-    for file in partial if stored.is_partial(folder) else stored.weight_files(folder):
+    files = partial if stored.is_partial(folder) else stored.weight_files(folder)
+    for place in (folder / stored.ADAPTER if stored.has_adapter(folder) else None, adapter):
+        files += [place / name for name in peft.FILES] if place else []
+    for file in files:
         if file.exists():
             with file.open("rb") as stream:
                 digest.update(hashlib.file_digest(stream, "sha256").digest())
@@ -283,7 +316,7 @@ def read_state(folder: Path, config: Config) -> tuple[dict[str, Tensor], str]:
 
     def read_tensor(source: stored.StoredTensor) -> Tensor:
         nonlocal large
-        tensor: Tensor = source.file.get_tensor(source.name).to(torch.float32)
+        tensor = torch.as_tensor(source.file.get_tensor(source.name)).to(torch.float32)
         where = f"{source.path}: {source.name}"
         if root_mean_square(tensor, where) > LARGE:
             large = large or where
@@ -293,7 +326,7 @@ def read_state(folder: Path, config: Config) -> tuple[dict[str, Tensor], str]:
         if stored.is_partial(folder):
             return {name: read_tensor(each) for name, each in tensors.items()}, large
         state = {}
-        for mapping in stored.tensor_mappings(config, stored.family_of(folder)):
+        for mapping in stored.tensor_mappings(config, stored.family_of(folder, config)):
             parts = [read_tensor(tensors[name]) for name in mapping.stored_names]
             whole = torch.cat(parts) if len(parts) > 1 else parts[0]
             if heads := mapping.interleaved_heads:

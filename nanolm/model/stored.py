@@ -7,7 +7,9 @@ Imports no torch; the weights themselves are read and written by huggingface.py.
 """
 
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +19,8 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from nanolm.errors import ModelError
+from nanolm.gguf.blocks import FORMATS
+from nanolm.gguf.file import read_header
 from nanolm.model.config import (
     ClassifierConfig,
     EncoderDecoderConfig,
@@ -26,14 +30,18 @@ from nanolm.model.config import (
 )
 from nanolm.model.config_json import config_from_json, model_type
 from nanolm.model.families import CLASSES, LLAMA_LIKE
+from nanolm.model.gguf import GGUFWeights, gguf_config
 from nanolm.model.marian_json import SEQ2SEQ
 from nanolm.model.shapes import Config, Shape, parameter_shapes
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"  # if source and target have separate vocabularies
-# A partial checkpoint of a classifier: a reference to its base model, and the trained weights.
-BASE, TRAINED, ADAPTERS = "base.json", "trained.safetensors", "adapters.safetensors"
+# A partial checkpoint: a reference to its base model, and the trained weights, or for LoRA the
+# folder of an adapter. Version 0.1 saved adapters to a file.
+BASE, TRAINED, ADAPTER = "base.json", "trained.safetensors", "adapter"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTERS = "adapters.safetensors"
 # The largest JSON file or safetensors header, in bytes: ten times that of the largest supported
 # models. Parsed JSON takes up to thirty times its size in memory.
 LARGEST_JSON = 2_000_000
@@ -111,7 +119,9 @@ EMBEDDINGS = {part: f"{part}.embed_tokens.weight" for part in ("encoder", "decod
 UNUSED = "shared.weight"  # transformers 5 stores it even if encoder and decoder have their own
 POSITIONS = tuple(f"{part}.embed_positions.weight" for part in ("encoder", "decoder"))
 LINEAR = ("attention.qkv", "attention.out", "feed_forward.up", "feed_forward.out")
-READ = {"F64", "F32", "F16", "BF16"}
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+DTYPES |= {name: name for name in FORMATS if name not in DTYPES}  # GGUF's quantized ones
+MOST_BASES = 10  # partial checkpoints that refer to others
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # A plain file name inside the folder.
 SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
@@ -129,9 +139,16 @@ class TensorMapping:
     copies: tuple[str, ...] = ()  # names that it may be stored under again
 
 
+def config_file(folder: Path) -> Path:
+    """The file that describes a model: a GGUF file describes itself."""
+    return folder if folder.is_file() else folder / "config.json"
+
+
 def load_any_config(folder: Path) -> Config:
-    file = folder / "config.json"
+    file = config_file(folder)
     try:
+        if file == folder:
+            return gguf_config(file)
         return config_from_json(read_json(file), file)
     except RecursionError:  # parsed JSON may still be too deep to compare or show
         raise ModelError(f"{file} is nested too deeply") from None
@@ -191,28 +208,35 @@ def checked_tensors(
 ) -> Iterator[dict[str, StoredTensor]]:
     """The tensors in `folder`: exactly those that `config` needs, with the right shapes. In a
     partial checkpoint, the trained ones."""
-    partial = is_partial(folder)
+    partial, problem = is_partial(folder), "does not match its config.json"
     with ExitStack() as stack:
-        prefix = "" if partial else PREFIX[family_of(folder)]
-        tensors = open_weights(folder, stack, prefix, framework)
+        prefix = "" if partial else PREFIX[family_of(folder, config)]
+        if folder.is_file():
+            tensors, problem = open_gguf(folder, config), "does not match its header"
+        else:
+            tensors = open_weights(weight_files(folder), stack, prefix, framework)
         layers = (config.base if isinstance(config, ClassifierConfig) else config).layers
         layers += config.encoder_layers if isinstance(config, Seq2SeqConfig) else 0
         if layers > len(tensors) and not partial:  # before building that many
-            raise ModelError(f"{folder} does not match its config.json: fewer than {layers} layers")
-        mappings = [] if partial else tensor_mappings(config, family_of(folder))
+            raise ModelError(f"{folder} {problem}: fewer than {layers} layers")
+        mappings = [] if partial else tensor_mappings(config, family_of(folder, config))
         if problems := mismatches(config, tensors, mappings, partial):
-            shown = [problem[:200] for problem in problems[:20]]
-            shown += [f"and {len(problems) - 20} more"] * (len(problems) > 20)
-            raise ModelError(f"{folder} does not match its config.json:\n  " + "\n  ".join(shown))
+            raise mismatch(f"{folder} {problem}", problems)
         yield tensors
 
 
+def mismatch(what: str, problems: list[str]) -> ModelError:
+    shown = [problem[:200] for problem in problems[:20]]
+    shown += [f"and {len(problems) - 20} more"] * (len(problems) > 20)
+    return ModelError(f"{what}:\n  " + "\n  ".join(shown))
+
+
 def open_weights(
-    folder: Path, stack: ExitStack, prefix: str, framework: str
+    files: list[Path], stack: ExitStack, prefix: str, framework: str
 ) -> dict[str, StoredTensor]:
-    """Every tensor of the folder, by its name without `prefix`."""
+    """Every tensor of these files, by its name without `prefix`."""
     tensors: dict[str, StoredTensor] = {}
-    for file in weight_files(folder):
+    for file in files:
         try:
             with file.open("rb") as stream:
                 header = int.from_bytes(stream.read(8), "little")
@@ -231,8 +255,23 @@ def open_weights(
     return tensors
 
 
+def open_gguf(path: Path, config: Config) -> dict[str, StoredTensor]:
+    """Every tensor of a GGUF file, by its name in a model folder."""
+    assert isinstance(config, GPTConfig)
+    names = [name for mapping in tensor_mappings(config) for name in mapping.stored_names]
+    opened = GGUFWeights(path, config, names)
+    return {
+        name: StoredTensor(opened, path, info.name, shape, info.format)
+        for name, info, shape in opened.entries()
+    }
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The single weight file, or those listed in the index."""
+    if has_adapter(folder):
+        return []
+    if folder.is_file():
+        return [folder]
     names, index = [TRAINED if is_partial(folder) else WEIGHTS], folder / INDEX
     if not is_partial(folder) and not (folder / WEIGHTS).exists() and index.exists():
         places = read_json(index).get("weight_map")
@@ -256,9 +295,42 @@ def is_partial(folder: Path) -> bool:
     return (folder / BASE).exists()
 
 
-def family_of(folder: Path) -> str:
+def has_adapter(folder: Path) -> bool:
+    """Whether it is a partial checkpoint whose weights are those of an adapter."""
+    return is_partial(folder) and (folder / ADAPTER).is_dir()
+
+
+def base_folder(folder: Path) -> Path:
+    """The model folder that a partial checkpoint refers to."""
+    path = read_json(folder / BASE).get("folder")
+    if not isinstance(path, str):
+        raise ModelError(f"{folder / BASE} does not name the base model")
+    return Path(path)
+
+
+def stored_dtype(folder: Path) -> str:
+    """The precision that most weights of a model are stored in, such as "bfloat16"; of a partial
+    checkpoint, those of its base model, if that is still there."""
+    for _ in range(MOST_BASES):
+        if is_partial(folder) and (base := base_folder(folder)).exists():
+            folder = base
+    sizes: Counter[str] = Counter()
+    if folder.is_file():
+        for info in read_header(folder).tensors.values():
+            sizes[info.format] += math.prod(info.shape)
+    else:
+        with ExitStack() as stack:
+            for tensor in open_weights(weight_files(folder), stack, "", "numpy").values():
+                sizes[tensor.dtype] += math.prod(tensor.shape)
+    (dtype, _), *_ = sizes.most_common(1) or [("F32", 0)]
+    return DTYPES.get(dtype, dtype)
+
+
+def family_of(folder: Path, config: Config) -> str:
     """The family that the names of tensors follow. An older version may have saved a model in our
     own format that a family has since been added for."""
+    if folder.is_file():  # GGUF
+        return model_type(config)[0]
     return str(read_json(folder / "config.json")["model_type"])
 
 
@@ -275,14 +347,21 @@ def mismatches(
             part = (size, *shapes[mapping.name][1:])
             expected[name] = part[::-1] if mapping.transposed else part
         optional |= dict.fromkeys(mapping.copies, shapes[mapping.name])
-    found = [f"{name}: missing" for name in expected if name not in tensors and not partial]
-    expected |= optional
+    optional |= expected if partial else {}
+    return shape_problems(tensors, {} if partial else expected, optional)
+
+
+def shape_problems(
+    tensors: dict[str, StoredTensor], needed: dict[str, Shape], optional: dict[str, Shape]
+) -> list[str]:
+    found = [f"{name}: missing" for name in needed if name not in tensors]
+    expected = needed | optional
     for name, stored in tensors.items():
         if name not in expected:
             found.append(f"{name}: not part of this model")
         elif stored.shape != expected[name]:
-            found.append(f"{name}: shape {stored.shape}, but config.json implies {expected[name]}")
-        if stored.dtype not in READ:
+            found.append(f"{name}: shape {stored.shape}, but the config implies {expected[name]}")
+        if stored.dtype not in DTYPES:
             found.append(f"{name}: dtype {stored.dtype}; nanolm does not support quantized weights")
     return found
 

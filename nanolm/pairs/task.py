@@ -197,6 +197,7 @@ class PairTask(Task):
                 texts += [translation.text for translation in ready]
                 if stop and stop.requested:
                     break
+                self.check_stop()
         return texts
 
     def translate_within(
@@ -225,7 +226,7 @@ class PairTask(Task):
         processes return that of the first, to agree on the best step."""
         val = self.data.val if tokens is None else self.data.val.first(self.pairs_for(tokens))
         with self.autocast():
-            loss = pair_loss(self.network, val)
+            loss = pair_loss(self.network, val, self.check_stop)
         return float(self.world.agree(loss)[0])
 
     def pairs_for(self, tokens: int) -> int:

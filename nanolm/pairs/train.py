@@ -35,7 +35,7 @@ from nanolm.text.pairs import Pairs
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 from nanolm.training.distributed import World, join_world
 from nanolm.training.events import Note, Notify
-from nanolm.training.interrupt import StopRequest
+from nanolm.training.interrupt import EvaluationStopped, StopRequest
 from nanolm.training.metrics_log import write_result
 from nanolm.training.trainer import Trainer
 
@@ -236,12 +236,14 @@ def learn(job: PairJob, world: World, elapsed: Callable[[], float], notify: Noti
         state = trainer.state
         loss, scores = state.scores.get("val_loss"), dict[str, Any]()
         if stopped != "interrupted":
-            if not (task.evaluated_all and state.best_step == state.step):
-                loss = task.score()
-            if world.first:
-                least = SAMPLES if stopped == TooLittleTime.stopped else LEAST_SCORED
-                found = final_scores(task, trainer, least, stop)
-                scores, stopped = found or {}, stopped if found else "interrupted"
+            try:
+                if not (task.evaluated_all and state.best_step == state.step):
+                    loss = task.score()
+                if world.first:
+                    least = SAMPLES if stopped == TooLittleTime.stopped else LEAST_SCORED
+                    scores = final_scores(task, trainer, least, stop)
+            except EvaluationStopped:
+                stopped = "interrupted"
             trainer.budget.tick()
         return PairResult(
             run=str(job.run.path),
@@ -258,8 +260,7 @@ def learn(job: PairJob, world: World, elapsed: Callable[[], float], notify: Noti
 
 
 def final_scores(task: PairTask, trainer: Trainer, least: int, stop: StopRequest) -> dict[str, Any]:
-    """The scores of the validation and test pairs, or of as many as there is time to translate;
-    nothing if it has to stop."""
+    """The scores of the validation and test pairs, or of as many as there is time to translate."""
     scores, settings, split = dict[str, Any](), task.settings, task.data.split
     parts = {name: part for name in ("val", "test") if (part := getattr(split, name))}
     waiting = sum(map(len, parts.values()))
@@ -271,7 +272,7 @@ def final_scores(task: PairTask, trainer: Trainer, least: int, stop: StopRequest
         texts = task.translate_within(share * left, part.sources, least, stop, kind)
         waiting -= len(part)
         if stop.requested:
-            return {}
+            raise EvaluationStopped
         if len(texts) < len(part):
             command = ["nanolm", "eval", str(task.job.run.path), *getattr(settings, name)]
             command += ["--reverse"] * settings.reverse

@@ -91,7 +91,7 @@ def make_plan(
     context, tokens = plan.settings.context, text.tokens
     if context and context >= tokens:
         plan.set("context", max(1, tokens - 1), f"the corpus has only {tokens:,} training tokens")
-    if processes > 1 and plan.open("shard"):
+    if processes > 1 and plan.open("shard") and settings.train != "lora":
         choose_sharding(plan, base or model_config(plan.settings, text.vocab_size))
     choose_optimizer(plan, text, base, estimate)
     left = 60 * (plan.settings.minutes or math.inf) - elapsed()
@@ -220,6 +220,8 @@ def choose_optimizer(
     if base is not None:
         lr = float(f"{recipe.CONTINUED_RATE * lr:.2g}")
         reason = "a seventh of the learning rate for training from scratch"
+    if plan.settings.train == "lora":
+        lr, reason = recipe.LORA_RATE, "for LoRA adapters"
     plan.choose("lr", lr, reason)
     tokens, epochs = plan.settings.tokens, plan.settings.epochs
     plan.settings = replace(plan.settings, epochs=None, tokens=None)

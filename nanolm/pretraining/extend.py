@@ -18,6 +18,7 @@ from nanolm.runs import checkpoint, journal
 from nanolm.runs.checkpoint import EARLIER
 from nanolm.runs.folder import CHECKPOINTS, Run, dump_facts, retirement
 from nanolm.runs.toml import dump_toml
+from nanolm.training.checkpointer import FINAL
 from nanolm.training.events import Notify
 from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import TrainSettings
@@ -70,7 +71,7 @@ def rewind(run: Run, more: dict[str, float], report: Callable[[str], None]) -> N
     state = read_state(folder)
     later = [each for each in checkpoint.list_checkpoints(run.checkpoints) if each > folder]
     best, change = checkpoint.follow(run.path / "best"), list[journal.Operation]()
-    if best is None:  # a copy without symbolic links
+    if best is None or best.name == FINAL:  # a copy without symbolic links, or LoRA
         best = run.checkpoints / f"step-{facts['result']['best_step']:08}"
     if best.is_dir() and any(each.samefile(best) for each in later):
         kept = files.free_name(run.path / EARLIER / best.name)

@@ -5,17 +5,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanolm.errors import ModelError
 from nanolm.evaluation import Score, evaluate
 from nanolm.formats import printable
-from nanolm.generation.language_model import LanguageModel
+from nanolm.generation.language_model import LanguageModel, Sample
+from nanolm.generation.sampling_params import SamplingParams
+from nanolm.model.adapters import Adapters
 from nanolm.model.base import Model
 from nanolm.model.fast.training import speed_up, speedups_of
 from nanolm.model.gpt import GPT
-from nanolm.model.huggingface import load_model, save_model, snapshot
+from nanolm.model.huggingface import load_model, save_model, save_partial, snapshot
+from nanolm.model.peft import load_trained, save_adapter
 from nanolm.model.size import non_embedding_parameters
+from nanolm.model.stored import ADAPTER
 from nanolm.planning import recipe
 from nanolm.planning.scaling_law import Forecast
 from nanolm.planning.tuning import compile_model, missing_compiler, use_attention, with_kernels
@@ -24,6 +28,7 @@ from nanolm.runs.folder import append
 from nanolm.text.split import TO_CHOOSE_BY
 from nanolm.text.tokens import Batches
 from nanolm.training import distributed
+from nanolm.training.checkpointer import save_final
 from nanolm.training.distributed import ALONE, World
 from nanolm.training.events import Note, Notify, Started, Wrote
 from nanolm.training.feed import source
@@ -55,8 +60,17 @@ class NextToken(Task):
         batches = Batches(job.text.train, *shape, world.rows(settings.batch))
         self.source = source(batches, settings.device)
         self.loss_weight = world.weight(settings.batch)
-        self.network = self.model = job.model.to(settings.device)
-        if settings.shard and world.joined:
+        self.network = job.model.to(settings.device)
+        self.model: nn.Module = self.network
+        self.adapters: Adapters | None = None
+        if settings.train == "lora":  # without fused kernels, which skip the adapters
+            torch.manual_seed(settings.seed)
+            self.network.requires_grad_(False)
+            self.adapters = Adapters(self.network)
+            self.model = nn.ModuleDict({"network": self.network, "adapters": self.adapters})
+            if job.checkpoint:
+                self.load_weights(job.checkpoint)
+        elif settings.shard and world.joined:
             # No fused kernels: they cross layers, whose weights are not gathered at the same time.
             self.sharded = distributed.wrap_fsdp(self.network, self.loss)
         else:
@@ -77,14 +91,23 @@ class NextToken(Task):
             self.seconds_per_token = forecast.seconds / learned / EVALUATION_SPEEDUP
         is_gpt = isinstance(self.network, GPT)
         missing = missing_compiler(settings.device) if is_gpt else "the model is recurrent"
+        missing = "it would skip the LoRA adapters" if self.adapters else missing
         if not missing:
             self.compile_seconds = COMPILE_SECONDS
         elif settings.compile:
             notify(Note(f"--compile ignored: {missing}"))
 
     def start_event(self, run: Path, step: int) -> Started:
-        data = f"{len(self.job.text.train):,} training tokens"
+        data, trained = f"{len(self.job.text.train):,} training tokens", self.parameters()
+        if self.adapters:
+            count = sum(each.numel() for each in trained.values())
+            data = f"{count:,} of them trainable in LoRA adapters, {data}"
         return Started(run, self.network.parameter_count(), data, step)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        if self.adapters:
+            return dict(self.adapters.named_parameters(prefix="adapters"))
+        return super().parameters()
 
     def lr_scale(self, name: str) -> float:
         if self.settings.start_from is not None or not isinstance(self.network, GPT):
@@ -92,7 +115,7 @@ class NextToken(Task):
         return recipe.rates(self.network.config.tied).get(name, 1.0)
 
     def muon_parameters(self) -> dict[str, list[int]]:
-        return self.network.muon_parameters()
+        return {} if self.adapters else self.network.muon_parameters()
 
     def expected(self, learned: float) -> float | None:
         return self.forecast.expected(learned) if self.forecast else None
@@ -182,7 +205,10 @@ class NextToken(Task):
         return [latest if self.keeps_last else score.loss], as_metrics(score)
 
     def full_model(self) -> Model:
-        """The model; if it is sharded, an unsharded copy."""
+        """The model; if it is sharded or has adapters, a whole copy."""
+        if self.adapters:
+            with self.adapters.merged():
+                return snapshot(self.network)
         return snapshot(self.network, distributed.full_tensor) if self.sharded else self.network
 
     def write(self, network: Model, step: int, measured: str = "") -> None:
@@ -190,15 +216,17 @@ class NextToken(Task):
         if not self.world.first:
             return
         text = self.job.text
-        writer = LanguageModel(network, text.tokenizer)
+        writer, sample = LanguageModel(network, text.tokenizer), Sample(text.prompt)
         try:
-            sample = writer.generate(text.prompt, tokens=SAMPLE_TOKENS, seed=self.settings.seed)
+            params = SamplingParams(tokens=SAMPLE_TOKENS, seed=self.settings.seed)
+            list(writer.stream([sample], params, report=self.check_stop))
         except ModelError as error:  # the weights may recover
-            sample = f" ({error})"
-        quoted = "\n".join("> " + printable(line) for line in (text.prompt + sample).splitlines())
+            sample.text = f" ({error})"
+        lines = (text.prompt + sample.text).splitlines()
+        quoted = "\n".join("> " + printable(line) for line in lines)
         run = self.job.run
         append(run, run.samples.name, f"## Step {step:,}{measured}\n\n{quoted}\n\n")
-        self.notify(Wrote(step, text.prompt, sample))
+        self.notify(Wrote(step, text.prompt, sample.text))
 
     def score(self, network: Model | None = None, limit: int | None = None) -> Score:
         """Score the validation text, or about `limit` tokens; `network` is from `full_model`."""
@@ -207,13 +235,35 @@ class NextToken(Task):
         what = (network or self.full_model(), text.tokenizer, text.val, settings.context, limit)
         low = AUTOCAST_DTYPES.get(settings.dtype) if settings.device != "cpu" else None
         with torch.autocast(settings.device, low, enabled=low is not None):
-            return evaluate(*what, world=self.world)
+            return evaluate(*what, self.check_stop, world=self.world)
 
     def snapshot(self) -> Callable[[Path], None]:
+        tokenizer, base = self.job.text.tokenizer, self.job.frozen
+        if self.adapters and base:
+            low_rank = self.adapters.low_rank()
+            return lambda folder: save_partial(self.network, base, {}, low_rank, folder, tokenizer)
         copy = snapshot(self.network, distributed.gathered_copy)
-        return lambda folder: save_model(copy, folder, self.job.text.tokenizer)
+        return lambda folder: save_model(copy, folder, tokenizer)
+
+    def saved_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.parameters().values())
+
+    def save_final(self, state: State) -> None:
+        """Merge the adapters of the best checkpoint into a model that needs no other folder."""
+        if self.adapters and self.world.first:
+            low_rank, base, model = self.adapters.low_rank(), self.job.frozen, self.full_model()
+            assert base
+
+            def write(folder: Path) -> None:
+                save_model(model, folder, self.job.text.tokenizer)
+                save_adapter(model.config, low_rank, {}, folder / ADAPTER, str(base.folder))
+
+            save_final(self.job.run, state, write)
 
     def load_weights(self, folder: Path) -> None:
+        if self.adapters:
+            load_trained(self.network, self.adapters, folder)
+            return
         saved = dict(load_model(folder).named_parameters())
         for name, parameter in self.network.named_parameters():
             distributed.copy_full_tensor(parameter, saved[name])

@@ -15,19 +15,19 @@ from typing import Any, Self
 
 import torch
 
-from nanolm.errors import DataError
+from nanolm.errors import DataError, UsageError
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
-from nanolm.model.config import ModelConfig
+from nanolm.model.config import GPTConfig, ModelConfig
 from nanolm.model.device import choose_device
-from nanolm.model.huggingface import load_model
+from nanolm.model.huggingface import BaseModel, load_model, weights_fingerprint
 from nanolm.model.stored import load_config
 from nanolm.planning.planner import DEFAULT_MINUTES, SETUP_SHARE, Plan, make_plan
 from nanolm.planning.scaling_law import Forecast, ngram_bits_per_byte
 from nanolm.planning.sizes import TextStats, model_config
 from nanolm.planning.tuning import fit_to_machine
 from nanolm.pretraining.begin import RunStart, check_context, reports
-from nanolm.runs.folder import Run, find_or_download, find_tokenizer, model_tokenizer
+from nanolm.runs.folder import Run, find_adapter, find_or_download, find_tokenizer, model_tokenizer
 from nanolm.text import TRAINABLE
 from nanolm.text.store import Prepared, TextRequest, open_tokens, prepare_tokens
 from nanolm.text.tokenizer import Tokenizer
@@ -50,6 +50,7 @@ class Job:
     checkpoint: Path | None  # to resume from
     fixed_steps: bool  # a number of steps was requested
     base: Path | None = None  # the model that training starts from
+    frozen: BaseModel | None = None  # the same with a checksum, for LoRA
     forecast: Forecast | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,8 +74,19 @@ def find_base(settings: TrainSettings, notify: Notify) -> Path | None:
     if settings.start_from is None:
         return None
     base = find_or_download(settings.start_from, *reports(notify))
-    check_context(settings, load_config(base).context)
+    config = load_config(base)
+    check_context(settings, config.context)
+    if settings.train == "lora" and not isinstance(config, GPTConfig):
+        raise UsageError(f"--train lora: only for Transformers, and {base} is recurrent")
     return base
+
+
+def frozen_base(settings: TrainSettings, base: Path | None) -> BaseModel | None:
+    """The frozen weights that LoRA checkpoints refer to."""
+    if base is None or settings.train != "lora":
+        return None
+    adapter = find_adapter(settings.adapter)
+    return BaseModel(base.resolve(), weights_fingerprint(base, adapter), adapter)
 
 
 def time_budget(settings: TrainSettings) -> float | None:
@@ -154,7 +166,10 @@ def make_job(
     processes: int = 1,
 ) -> Job:
     """Plan the open settings and build the model, or resume both."""
-    run, folder = start.run, start.checkpoint(text.fingerprints)
+    fingerprints, frozen = text.fingerprints, frozen_base(start.settings, base)
+    if frozen:
+        fingerprints = fingerprints | {"model to start from": frozen.fingerprint}
+    run, folder = start.run, start.checkpoint(fingerprints)
     plan = plan_for(start.settings, base, text, elapsed, start.notify, processes)
     model = build(plan.settings, base, folder, text)
     if folder and model.config != wanted_config(plan.settings, base, text):
@@ -163,13 +178,13 @@ def make_job(
     settings, measured = fit_to_machine(plan.settings, model, spare)
     forecast = plan.forecast
     more = {"forecast": asdict(forecast)} if forecast else {}
-    start.record(settings, plan.choices + measured, text.fingerprints, model, **more)
+    start.record(settings, plan.choices + measured, fingerprints, model, **more)
     facts = run.facts()
     if not start.fresh and isinstance(facts.get("forecast"), dict):
         with suppress(TypeError):  # from another version
             forecast = Forecast(**facts["forecast"])
     fixed_steps = any(facts["request"].get(name) for name in ("steps", "epochs", "tokens"))
-    return Job(settings, run, text, model, folder, fixed_steps, base, forecast)
+    return Job(settings, run, text, model, folder, fixed_steps, base, frozen, forecast)
 
 
 def wanted_config(settings: TrainSettings, base: Path | None, text: Prepared) -> ModelConfig:
@@ -180,10 +195,11 @@ def wanted_config(settings: TrainSettings, base: Path | None, text: Prepared) ->
 
 
 def build(settings: TrainSettings, base: Path | None, folder: Path | None, text: Prepared) -> Model:
-    """The model from the checkpoint `folder`, or from `base`, or a new one."""
-    if folder:
+    """The model from the checkpoint `folder`, or from `base`, or a new one. For LoRA, the frozen
+    weights, to which the task adds what is trained."""
+    if folder and settings.train != "lora":
         return load_model(folder)
     if base:
-        return load_model(base, settings.dropout or 0.0)
+        return load_model(base, settings.dropout or 0.0, find_adapter(settings.adapter))
     torch.manual_seed(settings.seed)
     return build_model(wanted_config(settings, None, text))

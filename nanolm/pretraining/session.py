@@ -18,7 +18,7 @@ from nanolm.planning import tuning
 from nanolm.training.budget import MIN_STEPS
 from nanolm.training.distributed import World, join_world, local_rank
 from nanolm.training.events import Notify
-from nanolm.training.interrupt import StopRequest
+from nanolm.training.interrupt import EvaluationStopped, StopRequest
 from nanolm.training.settings import Settings
 from nanolm.training.task import Task
 from nanolm.training.trainer import Trainer
@@ -59,8 +59,12 @@ def all_steps(
         slowdown = min(MOST_SLOWDOWN, max(1.0, elapsed() / max(time.process_time(), 1e-3)))
         task = make_task(job, notify, world, slowdown)
         trainer = Trainer(job.run, settings, task, job.checkpoint, notify, elapsed(), world)
-        with trainer.checkpointer.writer:  # nothing is written once the run is unlocked
-            stopped = trainer.train(stop)
+        task.stop = None if world.joined else stop  # processes would stop at different batches
+        try:
+            with trainer.checkpointer.writer:  # nothing is written once the run is unlocked
+                stopped = trainer.train(stop)
+        except EvaluationStopped:  # evaluations begin once a checkpoint is on disk
+            stopped = "interrupted"
         if stopped == "minutes" and trainer.state.step < MIN_STEPS:
             stopped = TooLittleTime.stopped
         if stopped != "interrupted":

@@ -18,6 +18,7 @@ from nanolm.pretraining.prepare import Job, find_base, prepare_text, text_deadli
 from nanolm.pretraining.session import all_steps, first_process, stopwatch
 from nanolm.training.distributed import World, join_world
 from nanolm.training.events import Note, Notify
+from nanolm.training.interrupt import EvaluationStopped
 from nanolm.training.metrics_log import write_result
 from nanolm.training.settings import TrainSettings
 
@@ -81,10 +82,16 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
         state, scores, held_out = trainer.state, trainer.state.scores, len(job.text.val)
         if stopped != "interrupted":
             if held_out and not (task.evaluated_all and state.best_step == state.step):
-                scores = as_metrics(task.score())  # on the whole validation set
-                if not task.evaluated_all and state.evaluated_tokens:
-                    text = f"final validation on all {held_out:,} validation tokens; evaluations "
-                    notify(Note(f"{text}during training used {state.evaluated_tokens:,} of them"))
+                try:
+                    scores = as_metrics(task.score())  # on the whole validation set
+                    if not task.evaluated_all and state.evaluated_tokens:
+                        text = f"final validation on all {held_out:,} validation tokens; "
+                        text += f"evaluations during training used {state.evaluated_tokens:,}"
+                        notify(Note(f"{text} of them"))
+                except EvaluationStopped:
+                    stopped = "interrupted"
+            if stopped != "interrupted":
+                task.save_final(state)
             trainer.budget.tick()
         return TrainResult(
             run=str(job.run.path),

@@ -24,9 +24,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nanolm import files
 from nanolm.choice import Report
 from nanolm.errors import DataError, ModelError, NanolmError, TooLittleTime, UsageError
+from nanolm.gguf.file import is_gguf
 from nanolm.model.config import ClassifierConfig, Seq2SeqConfig
 from nanolm.model.shapes import Config
-from nanolm.model.stored import SOURCE_TOKENIZER, load_any_config, load_seq2seq_config, read_json
+from nanolm.model.stored import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    SOURCE_TOKENIZER,
+    load_any_config,
+    load_seq2seq_config,
+    read_json,
+)
 from nanolm.runs import checkpoint, journal
 from nanolm.runs.checkpoint import EARLIER, list_checkpoints
 from nanolm.runs.toml import dump_toml
@@ -41,7 +49,7 @@ FINISHED, STOPPED_EARLY = "finished", "stopped early"
 CHECKPOINTS, LINKS = "checkpoints", ("best", "last")
 OURS = re.compile(r"step-|final$|damaged-|\.(tmp-|trash-|lock$|extending$)|JOURNAL\.json$")
 NO_SENTENCEPIECE = (
-    "nanolm does not read SentencePiece files. For a Pegasus model, transformers writes a "
+    "Its SentencePiece files are not enough. For a Pegasus model, transformers writes a "
     'tokenizer.json: AutoTokenizer.from_pretrained("NAME").save_pretrained("FOLDER"). Published '
     "Marian models (opus-mt) cannot be converted; train your own with `nanolm train-pairs`"
 )
@@ -328,6 +336,19 @@ def find_or_download(name: str, note: Callable[[str], None], progress: Report) -
         raise type(error)(f"there is no folder {name} here, and {error}") from None
 
 
+def find_adapter(path: str | None) -> Path | None:
+    """The folder of a LoRA adapter in the format of peft, also for a run that was trained so."""
+    if path is None:
+        return None
+    folder = Path(path)
+    if (folder / ADAPTER_CONFIG).is_file():
+        return folder.absolute()
+    with contextlib.suppress(ModelError, UsageError):
+        if (inside := resolve_model(folder, lambda text: None) / ADAPTER).is_dir():
+            return inside.resolve()
+    raise UsageError(f"--adapter {path}: no such folder, or it has no {ADAPTER_CONFIG}")
+
+
 def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
     """The model folder for RUN: a run's best checkpoint, or RUN itself if it is a model folder.
     Damaged checkpoints are reported, and the newest valid one is used instead."""
@@ -337,8 +358,10 @@ def find_model(path: str | Path, report: Callable[[str], None]) -> Path:
 
 def resolve_model(path: Path, report: Callable[[str], None]) -> Path:
     """The same, without changing anything."""
+    if is_gguf(path):
+        return path
     if not path.is_dir():
-        what = "is not a folder" if path.exists() else "does not exist"
+        what = "is neither a folder nor a GGUF file" if path.exists() else "does not exist"
         cure = f"`nanolm runs` lists runs, and {HUB}NAME loads a model from the Hub"
         raise UsageError(f"{path} {what}; {cure}")
     if (path / "config.json").exists():

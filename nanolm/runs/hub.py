@@ -24,8 +24,10 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 SHARD_NAME = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
 MODEL_FILES = (
     *(CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
-    *("special_tokens_map.json", "vocab.json", "merges.txt", "source_tokenizer.json"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "vocab.json"),
+    *("merges.txt", "source_tokenizer.json"),
 )
+WITHOUT_JSON = ("tokenizer.model", "spiece.model", "qwen.tiktoken")  # instead of a tokenizer.json
 SUFFIXES = "safetensors|bin|pt|pth|ckpt|pkl|h5|msgpack|gguf|onnx|ot"
 OTHER_WEIGHTS = re.compile(rf"{PLAIN_NAME}\.({SUFFIXES})")
 
@@ -67,7 +69,8 @@ def _choose(name: str, paths: list[str]) -> list[str]:
         )
     if CONFIG not in paths:
         raise ModelError(f"{name} has no {CONFIG}, which describes the model")
-    return [path for path in MODEL_FILES if path in paths] + weights
+    wanted = MODEL_FILES if "tokenizer.json" in paths else (*MODEL_FILES, *WITHOUT_JSON)
+    return [path for path in wanted if path in paths] + weights
 
 
 def _cached_by_huggingface(name: str) -> Path | None:

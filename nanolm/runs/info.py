@@ -9,8 +9,17 @@ from nanolm.errors import DataError, ModelError
 from nanolm.model.config import ClassifierConfig, Seq2SeqConfig
 from nanolm.model.config_json import model_type
 from nanolm.model.shapes import parameters_by_part
-from nanolm.model.stored import checked_tensors, load_any_config, read_json
-from nanolm.runs.folder import Run, find_model, model_tokenizer, model_tokenizers
+from nanolm.model.stored import (
+    ADAPTER,
+    base_folder,
+    checked_tensors,
+    has_adapter,
+    is_partial,
+    load_any_config,
+    read_json,
+    stored_dtype,
+)
+from nanolm.runs.folder import Run, find_adapter, find_model, model_tokenizer, model_tokenizers
 
 TESTED_READER = "transformers 5.22 ({}, AutoTokenizer)"  # the tests load each family
 UNREADABLE = (
@@ -54,24 +63,39 @@ class Info:
     history: History | None
     readers: list[str]
     why_only: str  # why only nanolm can read it
+    adapter: dict[str, Any] | None = None  # LoRA
 
 
-def describe(name: str, note: Callable[[str], None]) -> Info:
-    """Read everything except the weights."""
-    folder = find_model(name, note)
+def describe(name: str, note: Callable[[str], None], adapter: str | None = None) -> Info:
+    """Read everything except the weights, and check that the LoRA `adapter` fits."""
+    folder, extra = find_model(name, note), find_adapter(adapter)
     config = load_any_config(folder)
     parts = parameters_by_part(config)
-    with checked_tensors(folder, config) as tensors:
-        numbers = ", ".join(sorted({stored.dtype for stored in tensors.values()}))
+    with checked_tensors(folder, config):
+        numbers = stored_dtype(folder)
     tokenizer = source = model_tokenizer(folder)
-    files = [file for file in sorted(folder.iterdir()) if file.is_file()]
+    described = None
+    root, files = folder, sorted([*folder.glob("*"), *folder.glob(f"{ADAPTER}/*")])
+    if folder.is_file():  # GGUF
+        root, files = folder.parent, [folder]
+    if has_adapter(folder):
+        extra, numbers = extra or folder / ADAPTER, "a LoRA adapter"
+    if extra:
+        from nanolm.model.peft import describe_adapter  # imports torch
+
+        described = describe_adapter(extra, config, folder)
     kind, why = model_type(config)
+    if is_partial(folder):
+        why = f"the frozen weights are in {base_folder(folder)}"
     architecture, loader = asdict(config), "AutoModelForCausalLM"
     if isinstance(config, ClassifierConfig):
         architecture["labels"], loader = list(config.labels), "AutoModelForSequenceClassification"
     elif isinstance(config, Seq2SeqConfig):
         loader, (tokenizer, source) = "AutoModelForSeq2SeqLM", model_tokenizers(folder)
     base = architecture.pop("base", {})
+    others = ["llama.cpp"] if folder.is_file() else [TESTED_READER.format(loader)]
+    if kind == "nanolm" or is_partial(folder):
+        others = ["peft (adapter)"] if kind != "nanolm" and has_adapter(folder) else []
     return Info(
         folder=str(folder),
         model_type=kind,
@@ -83,10 +107,15 @@ def describe(name: str, note: Callable[[str], None]) -> Info:
         source_tokenizer=None
         if source is tokenizer
         else {"kind": source.kind, "vocab_size": source.vocab_size},
-        bytes={file.name: file.stat().st_size for file in files},
+        bytes={
+            file.relative_to(root).as_posix(): file.stat().st_size
+            for file in files
+            if file.is_file()
+        },
         history=read_history(Path(name), folder),
-        readers=["nanolm"] if kind == "nanolm" else ["nanolm", TESTED_READER.format(loader)],
+        readers=["nanolm", *others],
         why_only=why,
+        adapter=described,
     )
 
 
@@ -105,13 +134,14 @@ def read_history(path: Path, folder: Path) -> History | None:
                 bits = result.get("val_bits_per_byte")
                 val = result.get("val", {})
                 accuracy, bleu = val.get("accuracy"), val.get("bleu")
+                start = settings.get("start_from")
                 texts = settings.get("corpus") or settings.get("pairs") or settings["data"]
                 return replace(
                     known,
                     run=str(run.path),
                     started=str(facts["started"]),
                     corpus=tuple(map(str, texts)),
-                    start_from=settings.get("start_from"),
+                    start_from=None if start in (None, "none") else str(start),
                     batch=int(settings["batch"]),
                     context=int(settings["context"]) if "corpus" in settings else None,
                     best_step=int(result["best_step"]) if result else None,

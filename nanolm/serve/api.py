@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import accumulate, islice
+from math import isnan
 from typing import Any
 
 from nanolm.generation.batch import BatchRow
@@ -36,8 +37,16 @@ def parse(given: dict[str, Any], writer: ServedLanguageModel, limits: Limits) ->
             given["max_tokens"] = given["max_completion_tokens"]
         top = given.get("top_logprobs", 0) if given.get("logprobs") else None
     several = isinstance(prompt, list) and not isinstance(prompt[0], int)
+    echoed = given.get("echo", False)
+
+    def encode_prompt(text: str) -> list[int]:
+        if not echoed:
+            return tokenizer.encode_prompt(text)
+        # Exactly this text, whose tokens the client may know.
+        return [*tokenizer.begin, *tokenizer.encode(text)] or [tokenizer.end_of_text]
+
     prompts = [
-        tokenizer.encode_prompt(each) if isinstance(each, str) else each
+        encode_prompt(each) if isinstance(each, str) else each
         for each in (prompt if several else [prompt])
     ]
     limit = limits.longest(writer.base.window())
@@ -51,13 +60,20 @@ def parse(given: dict[str, Any], writer: ServedLanguageModel, limits: Limits) ->
     fields = {API_NAMES.get(name, name): name for name in DECLARATIONS}
     values = {fields[name]: value for name, value in given.items() if name in fields}
     values.setdefault("tokens", min(SamplingParams.tokens, limits.tokens))
+    values["tokens"] = max(1, values["tokens"])  # unless it is 0, see `generates`
     values.setdefault("seed", secrets.randbelow(1_000_000))
     values["min_tokens"] = min(values.get("min_tokens", 0), values["tokens"])
     params = SamplingParams(**values)
     if problems := params.problems():
         raise APIError("; ".join(problems))
     numbers = range(given.get("n", 1))
-    rows = [BatchRow(ids, params, number, top or 0) for ids in prompts for number in numbers]
+    bias = {int(id): value for id, value in given.get("logit_bias", {}).items()}
+    if bias and max(bias) >= tokenizer.vocab_size:
+        last = tokenizer.vocab_size - 1
+        raise APIError(f"logit_bias contains token id {max(bias)}; the largest is {last}")
+    rows = [
+        BatchRow(ids, params, number, top or 0, bias=bias) for ids in prompts for number in numbers
+    ]
     kind = ChatAnswer if "messages" in given else Answer
     return kind(given, writer, rows, logprobs=top is not None)
 
@@ -77,11 +93,13 @@ class Answer:
         rows: list[BatchRow],
         logprobs: bool,
     ) -> None:
-        self.rows, self.logprobs = rows, logprobs
+        self.rows, self.logprobs, self.echo = rows, logprobs, given.get("echo", False)
+        self.generates = given.get("max_tokens") != 0
         self.usage_wanted = given.get("stream_options", {}).get("include_usage")
         self.tokenizer = writer.tokenizer
         self.offsets = [0] * len(rows)  # characters sent so far
-        self.written = 0  # tokens of all texts
+        # Tokens of all texts, without those of echoed prompts.
+        self.written = -sum(len(row.prompt) for row in rows) if self.echo else 0
         self.about = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -125,18 +143,27 @@ class Answer:
         self.offsets[place] += sum(tokens.lengths)
         return {
             "tokens": map(name, tokens.ids),
-            "token_logprobs": map(finite, tokens.logprobs),
+            "token_logprobs": (None if isnan(each) else finite(each) for each in tokens.logprobs),
             "top_logprobs": (
-                {name(id): finite(logprob) for id, logprob in top} for top in tokens.alternatives()
+                None if top is None else {name(id): finite(logprob) for id, logprob in top}
+                for top in self.alternatives(tokens)
             ),
             "text_offset": islice(accumulate(tokens.lengths, initial=before), len(tokens)),
             # Not part of OpenAI's API: two tokens can have the same text, but not the same id.
             "ids": iter(tokens.ids),
             "alternatives": (
-                [{"id": id, "token": name(id), "logprob": finite(logprob)} for id, logprob in top]
-                for top in tokens.alternatives()
+                [
+                    {"id": id, "token": name(id), "logprob": finite(logprob)}
+                    for id, logprob in top or ()
+                ]
+                for top in self.alternatives(tokens)
             ),
         }
+
+    def alternatives(self, tokens: Tokens) -> Iterator[list[tuple[int, float]] | None]:
+        """None for the first token of an echoed prompt, which follows nothing."""
+        for logprob, top in zip(tokens.logprobs, tokens.alternatives(), strict=True):
+            yield None if isnan(logprob) else top
 
 
 class ChatAnswer(Answer):

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import mul
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -22,6 +23,7 @@ from starlette.routing import Route
 from nanolm.errors import NanolmError, OutOfMemory
 from nanolm.generation.transcript import token_name
 from nanolm.serve import api
+from nanolm.serve.echo import echo_prompts
 from nanolm.serve.engine import (
     MAX_TOP_LOGPROBS,
     ByteBudget,
@@ -29,6 +31,7 @@ from nanolm.serve.engine import (
     GenerationRequest,
     Limits,
     Tokens,
+    token_bytes,
 )
 from nanolm.serve.guard import (
     AccessGuard,
@@ -111,6 +114,7 @@ class Server:
             Route("/health", self.health),
             Route("/openapi.json", self.openapi),
             Route("/v1/models", self.list_models),
+            Route("/v1/models/{id}", self.show_model),
             post("/v1/completions", self.requests.completion, self.write),
             post("/v1/chat/completions", self.requests.chat, self.write),
             post("/v1/classify", self.requests.classification, self.classify),
@@ -127,9 +131,18 @@ class Server:
     async def openapi(self, request: Request) -> Response:
         return JSONResponse(self.document)
 
+    def facts(self, model: ServedModel) -> dict[str, Any]:
+        return {**model.facts(), "max_tokens": self.limits.tokens}
+
     async def list_models(self, request: Request) -> Response:
-        data = [{**each.facts(), "max_tokens": self.limits.tokens} for each in self.models.values()]
+        data = [self.facts(model) for model in self.models.values()]
         return JSONResponse({"object": "list", "data": data})
+
+    async def show_model(self, request: Request) -> Response:
+        if model := self.models.get(request.path_params["id"]):
+            return JSONResponse(self.facts(model))
+        known = ", ".join([*self.models][:20])
+        raise APIError(f"no such model; served are {known}", 404, "model", "model_not_found")
 
     def model(self, given: dict[str, Any], kind: type[Kind], needs_attention: bool = False) -> Kind:
         for model in self.models.values():
@@ -146,14 +159,23 @@ class Server:
         rows = answer.rows
         if len(rows) > (most := self.limits.queue + worker.most):
             raise APIError(f"the request is for {len(rows)} texts; the limit is {most}", param="n")
-        total = sum(row.params.tokens * (1 + row.top) for row in rows)
+        prompts = [len(row.prompt) if answer.echo else 0 for row in rows]
+        total = sum(
+            (row.params.tokens + prompt) * (1 + row.top)
+            for row, prompt in zip(rows, prompts, strict=True)
+        )
         if total > (most := max(MAX_REQUEST_TOKENS, self.limits.tokens * (1 + MAX_TOP_LOGPROBS))):
             wanted = f"{total:,} tokens and alternatives exceed the limit of {most:,} per request"
             raise APIError(f"{wanted}; reduce n, max_tokens or logprobs")
         client = client_of(request, given)
         streamed = given.get("stream", False)
         generation = GenerationRequest(worker, rows, client, self.limits.seconds, streamed)
-        return (Stream if streamed else Whole)(self.engine, generation, answer)
+        echo = None
+        if answer.echo:
+            generation.bytes += 2 * sum(map(mul, prompts, (token_bytes(row.top) for row in rows)))
+            steps = echo_prompts(writer, rows, answer.logprobs)
+            echo = partial(self.engine.do_in_steps, steps, len(rows), client)
+        return (Stream if streamed else Whole)(self.engine, generation, answer, echo)
 
     async def offload(self, request: Request, call: Callable[..., Any], *values: Any) -> Any:
         """Run `call`, in another thread if the request is so long that it may take a while."""
@@ -276,17 +298,47 @@ class Generated(Response):
 
 
 class Completed(Generated):
-    def __init__(self, engine: Engine, generation: GenerationRequest, answer: api.Answer) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        generation: GenerationRequest,
+        answer: api.Answer,
+        echo: Callable[[], Coroutine[Any, Any, list[Tokens]]] | None,
+    ) -> None:
         super().__init__(engine, generation.bytes, generation.worker.retry_after())
-        self.generation, self.answer = generation, answer
+        self.generation, self.answer, self.echo = generation, answer, echo
+        self.echoing: asyncio.Task[list[Tokens]] | None = None
 
     def begin(self) -> Callable[[], object]:
-        self.engine.take(self.generation)
-        return self.generation.cancel
+        if self.echo:
+            self.echoing = asyncio.create_task(self.echo())
+        elif self.answer.generates:
+            self.engine.take(self.generation)
+        else:
+            self.generation.begin_with([Tokens() for _ in self.answer.rows], generates=False)
+        return self.cancel
+
+    def cancel(self) -> None:
+        if self.echoing:
+            self.echoing.cancel()
+        self.generation.cancel()
+
+    async def echoed(self) -> bool:
+        """Wait for the echoed prompts, if any, before generating; False if that was canceled."""
+        if self.echoing:
+            await asyncio.wait([self.echoing])
+            if self.echoing.cancelled():
+                return False
+            self.generation.begin_with(self.echoing.result(), self.answer.generates)
+            if self.answer.generates:
+                self.engine.take(self.generation)
+        return True
 
 
 class Whole(Completed):
     async def send_start(self, send: Send) -> AsyncIterator[bytes]:
+        if not await self.echoed():
+            return
         texts: dict[int, Tokens] = {}
         async for fresh in self.generation.events():
             texts = fresh  # everything arrives at once
@@ -332,6 +384,8 @@ async def send_json(chunks: Iterator[bytes], send: Send) -> AsyncIterator[bytes]
 
 class Stream(Completed):
     async def send_start(self, send: Send) -> AsyncIterator[bytes]:
+        if not await self.echoed():
+            return
         await send(start({"content-type": "text/event-stream; charset=utf-8"}))
         try:
             async for texts in self.generation.events():

@@ -140,6 +140,15 @@ class GenerationRequest:
         self.lock = threading.Lock()  # of `fresh`
         self.ready = asyncio.Event()
 
+    def begin_with(self, prompts: list[Tokens], generates: bool) -> None:
+        """Return the prompts before the texts. Unless it `generates`, this is all."""
+        self.fresh = dict(enumerate(prompts))
+        if not generates:
+            self.left = 0
+            for tokens in prompts:
+                tokens.stopped = "length"
+            self.ready.set()
+
     def add(self, row: BatchRow, token: SampledToken) -> bool:
         """Add a token; returns whether the text is finished."""
         place, builder = self.builders[row]

@@ -54,8 +54,8 @@ ALTERNATIVE = response("Alternative", id=int, token=str, logprob=float)
 LOGPROBS = response(  # of the model, before penalties and filters
     "CompletionLogprobs",
     tokens=list[str],
-    token_logprobs=list[float],
-    top_logprobs=list[dict[str, float]],
+    token_logprobs=list[float | None],  # null for the first token of an echoed prompt
+    top_logprobs=list[dict[str, float] | None],
     text_offset=list[int],
     ids=list[int],  # `ids` and `alternatives` are not part of OpenAI's API
     alternatives=array(array(ALTERNATIVE)),
@@ -101,6 +101,7 @@ def document(requests: RequestModels) -> dict[str, Any]:
     operations = {
         "/health": ("Server status and load.", None, HEALTH),
         "/v1/models": ("List the served models.", None, MODELS),
+        "/v1/models/{id}": ("Describe a model.", None, MODEL),
         "/v1/completions": (
             "Complete a prompt. Defaults are as in `nanolm sample`. With stream, the response "
             "is a series of server-sent events, each with new tokens of one text, and then [DONE].",
@@ -140,6 +141,8 @@ def document(requests: RequestModels) -> dict[str, Any]:
     for path, (summary, request, answer) in operations.items():
         free = path == "/health"
         errors = tuple(STATUS) if request else ("403", "503") if free else ("401", "403")
+        named = path.endswith("{id}")
+        errors += ("404",) * named
         done = content(answer)
         if answer in (COMPLETION, CHAT):  # parts of the same JSON, then [DONE]
             done |= content(EVENT, "text/event-stream")
@@ -149,6 +152,9 @@ def document(requests: RequestModels) -> dict[str, Any]:
         about: dict[str, Any] = {"summary": summary, "responses": responses}
         if not free:
             about["security"] = [{}, {"key": []}]
+        if named:
+            id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+            about["parameters"] = [id]
         if request:
             about["requestBody"] = {"required": True, "content": content(request)}
         paths[path] = {"post" if request else "get": about}

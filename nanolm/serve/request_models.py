@@ -24,6 +24,9 @@ from nanolm.serve.models import ServedClassifier, ServedLanguageModel, ServedMod
 API_NAMES = {"tokens": "max_tokens"}  # OpenAI's names
 TEXTS = "a string or a list of strings"
 PARTS = "a string or a list of text parts"
+Bias = Annotated[float, Field(ge=-100, le=100)]
+MAX_BIASES = 300  # as in OpenAI's API
+MAX_PROMPTS = 64
 PROMPTS = "a string, a list of token ids, or a list of either"
 CHAT = (
     "If the tokenizer has <|im_start|> and <|im_end|>, messages are formatted as ChatML. "
@@ -92,13 +95,25 @@ def one_of(allowed: str, **kinds: Any) -> Any:
     return Annotated[Union[tagged], about]  # noqa: UP007
 
 
+def number_pattern(most: int) -> str:
+    """A regular expression for the numbers from 0 to `most`, which JSON has as strings in keys."""
+    digits = str(most)
+    shorter = [f"[0-9]{{1,{len(digits) - 1}}}"] if len(digits) > 1 else []
+    less = [
+        f"{digits[:place]}[0-{int(digit) - 1}][0-9]{{{len(digits) - place - 1}}}"
+        for place, digit in enumerate(digits)
+        if digit != "0"
+    ]
+    return "|".join([*shorter, *less, digits])
+
+
 def optional(kind: Any, default: Any = None, help: str | None = None, **extra: Any) -> Any:
     return kind | None, Field(default, description=help, json_schema_extra=extra or None)
 
 
-def sampling_field(name: str, limit: int | None) -> Any:
+def sampling_field(name: str, limit: int | None, least: float | None = None) -> Any:
     about, default = DECLARATIONS[name], getattr(SamplingParams, name)
-    least, most = about.range[0], limit or about.range[1]
+    least, most = about.range[0] if least is None else least, limit or about.range[1]
     bounds: Any = {"gt" if about.above else "ge": least, "le": most}
     kind: Any = Annotated[float, Field(**bounds)]
     if TYPES[name] is int:
@@ -127,12 +142,24 @@ class RequestModels:
         for name, about in sorted(DECLARATIONS.items(), key=lambda row: GROUPS.index(row[1].group)):
             if about.served and TYPES[name] is not str:
                 common[API_NAMES.get(name, name)] = sampling_field(name, limit.get(name))
+        token_id = Annotated[str, Field(pattern=f"^({number_pattern(vocabulary - 1)})$")]
         # Each byte of a banned text takes a row as long as the vocabulary.
         bans = listed(text(12, 1), 3, 0)
         stops = one_of(TEXTS, text=text(200, 1), texts=listed(text(200, 1), 16, 0))
         common |= {
             "ban": optional(bans, help="Never generate any of these texts, even within a word."),
             "stop": optional(stops, help="Stop before this text, or before any text in a list."),
+            "logit_bias": optional(
+                Annotated[
+                    dict[token_id, Bias],
+                    Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
+                ],
+                help="Add these values to the logits of tokens, given by their ids.",
+            ),
+            "response_format": optional(
+                record("ResponseFormat", type=(Literal["text"], ...)),
+                help="Only text is supported.",
+            ),
             "stream": optional(bool, False),
             "stream_options": optional(record("StreamOptions", include_usage=optional(bool))),
             "user": optional(
@@ -141,13 +168,25 @@ class RequestModels:
         }
         user = common["user"]
         prompts = one_of(
-            PROMPTS, text=words, texts=listed(words, 16), ids=ids, prompts=listed(ids, 16)
+            PROMPTS,
+            text=words,
+            texts=listed(words, MAX_PROMPTS),
+            ids=ids,
+            prompts=listed(ids, MAX_PROMPTS),
         )
         prompt = prompts, Field("", description=f"{PROMPTS.capitalize()}.")
         logprobs = optional(
             whole(0, MAX_TOP_LOGPROBS), help="Number of most likely tokens to return per position."
         )
-        self.completion = record("CompletionRequest", prompt=prompt, logprobs=logprobs, **common)
+        echo = "Return the prompt before the completion, with logprobs if requested."
+        completion = {
+            "prompt": prompt,
+            "echo": optional(bool, False, echo),
+            "logprobs": logprobs,
+            **common,
+            "max_tokens": sampling_field("tokens", limits.tokens, least=0),
+        }
+        self.completion = record("CompletionRequest", **completion)
         part = record("TextPart", type=(Literal["text"], ...), text=(words, ...))
         message = record(
             "RequestMessage",

@@ -12,6 +12,7 @@ from nanolm.choice import Choice, Report
 from nanolm.machine import cache_folder
 from nanolm.text.corpus import Corpus, read_corpus, read_with_problems
 from nanolm.text.decoding import Reading
+from nanolm.text.documents import plain_json
 from nanolm.text.sources import find_sources
 from nanolm.text.store import encode_corpus
 from nanolm.text.tokenizer import Tokenizer
@@ -45,7 +46,8 @@ def survey(names: tuple[str, ...], reading: Reading, report: Report) -> Survey:
     """Read everything as `nanolm train` would, and collect statistics."""
     cache = cache_folder()
     sources = find_sources(names, cache, report, reading.encoding)
-    result = Survey(len(sources.files), dict(sources.skipped), sources.notes)
+    notes = sources.notes + plain_json(sources.files, reading)
+    result = Survey(len(sources.files), dict(sources.skipped), notes)
     corpus, problems = read_with_problems(sources, reading, cache, report)
     result.problems = [str(problem) for problem in problems]
     with corpus:

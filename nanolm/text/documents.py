@@ -6,34 +6,38 @@ Parquet, Arrow) each row is one. A new file format is a reader and a line in `FO
 
 import csv
 import io
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import IO, Any
 
 from nanolm.errors import DataError, UsageError
 from nanolm.formats import abridged, listed
 from nanolm.text.bounds import (
     MOST_COLUMNS,
-    MOST_NESTED,
     ROW_BYTES,
     ExpansionLimit,
     check_arrow_buffers,
     parquet_batch_rows,
 )
 from nanolm.text.decoding import Reading, decoded, lines, whole_lines
+from nanolm.text.json_rows import (
+    Rows,
+    is_json_table,
+    json_lines,
+    json_list,
+    json_objects,
+    json_rows,
+)
 from nanolm.text.source import COMPRESSIONS, TextSource, decompressed
 
 TextBlocks = Iterator[tuple[bool, str]]  # (does a document begin here?, its text or a part of it)
-Rows = Iterator[tuple[int, Any]]  # (line number, value)
 
 
 def documents(source: TextSource, reading: Reading) -> TextBlocks:
     separator = reading.separator or source.separator
     with source.open() as stream:
-        if read := format_of(source.suffix).read:
+        if read := corpus_format(source, reading).read:
             yield from ((True, text) for text in read(source, stream, reading))
             return
         texts = decoded(source, stream, reading.encoding)
@@ -46,93 +50,6 @@ def documents(source: TextSource, reading: Reading) -> TextBlocks:
             first, *others = pattern.split(text)
             yield False, first
             yield from ((True, other) for other in others)
-
-
-def json_lines(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
-    for number, row in json_rows(source, stream, lines(decoded(source, stream, reading.encoding))):
-        place = f"{source.name}, line {number:,}"
-        yield row if isinstance(row, str) else json_text(row, place, reading.text_field)
-
-
-def json_rows(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Rows:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if sum(map(line.count, "[{")) > MOST_NESTED and depth(row) > MOST_NESTED:
-                raise RecursionError
-        except RecursionError:
-            deep = f"is nested more than {MOST_NESTED} levels deep; remove or flatten that line"
-            raise DataError(f"{source.name}, line {number:,} {deep}") from None
-        except ValueError as error:
-            wrong = f"line {number:,} is not valid JSON ({error}); fix or remove that line"
-            raise DataError(f"{source.name}, {wrong}") from None
-        yield number, row
-
-
-def json_objects(source: TextSource, stream: IO[bytes], lines: Iterable[str]) -> Rows:
-    """The objects in a JSON list, which may be in an object, or in JSON lines."""
-    text = "\n".join(lines)
-    if re.search(r"\}[ \t]*\n\s*\{", text):
-        yield from json_rows(source, stream, text.split("\n"))
-        return
-    # Each value takes memory, however short it is in the file.
-    ExpansionLimit(source.name, source.size()).check(ROW_BYTES * sum(map(text.count, ",[{")))
-    try:
-        values = json.loads(text)
-        if isinstance(values, dict):
-            lists = [each for each in values.values() if isinstance(each, list) and each]
-            tables = [each for each in lists if all(isinstance(row, dict) for row in each)]
-            values = tables[0] if len(tables) == 1 else [values]
-        values = values if isinstance(values, list) else [values]
-        if any(depth(value) > MOST_NESTED for value in values):
-            raise RecursionError
-    except RecursionError:
-        deep = f"has values that are nested more than {MOST_NESTED} levels deep; flatten them"
-        raise DataError(f"{source.name} {deep}") from None
-    except ValueError as error:
-        raise DataError(f"{source.name} is not valid JSON ({error})") from None
-    yield from enumerate(values, start=1)
-
-
-def depth(value: Any) -> int:
-    level, count = [value], 0
-    while level := [each for each in level if isinstance(each, dict | list)]:
-        parts = (each.values() if isinstance(each, dict) else each for each in level)
-        level, count = [*chain.from_iterable(parts)], count + 1
-    return count
-
-
-def json_text(row: Any, place: str, field: str | None) -> str:
-    """The text of one object: its field `text`, or the value at `field`."""
-    value = row
-    for name in (field or "text").split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    if isinstance(value, str):
-        return value
-    if not isinstance(row, dict):
-        raise DataError(f"{place}: must be a JSON object or a string")
-    texts = [path for path, value in leaves(row) if isinstance(value, str)]
-    if field is None and len(texts) == 1:
-        return json_text(row, place, texts[0])
-    hint = (
-        f"choose one of {listed(texts)} with --text-column NAME"
-        if texts
-        else "none of its fields holds text"
-    )
-    raise DataError(f"{place}: no text field {field or 'text'!r}; {hint}")
-
-
-def leaves(row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The values in an object and its nested objects, each with its dotted path."""
-    waiting: list[tuple[str, Any]] = [("", row)]  # no recursion: Arrow may nest deeply
-    while waiting:
-        path, value = waiting.pop()
-        if isinstance(value, dict):
-            waiting += [(f"{path}{name}.", inner) for name, inner in reversed(value.items())]
-        else:
-            yield path[:-1], value
 
 
 def separated_values(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator[str]:
@@ -272,7 +189,7 @@ FORMATS = (
     CorpusFormat("tsv", ".tsv", separated_values),
     CorpusFormat("parquet", ".parquet", columns, arrow_rows),
     CorpusFormat("arrow", ".arrow", columns, arrow_rows),
-    CorpusFormat("JSON", ".json", rows=json_objects, any_line=True),
+    CorpusFormat("JSON", ".json", json_list, json_objects, table=False),
     PLAIN_TEXT,
 )
 TABLES = tuple(
@@ -284,3 +201,18 @@ KNOWN_SUFFIXES = tuple(suffix for each in FORMATS for suffix in each.suffixes.sp
 def format_of(suffix: str) -> CorpusFormat:
     """The format of a file by its suffix; plain text if the suffix is unknown."""
     return next((each for each in FORMATS if suffix in each.suffixes.split()), PLAIN_TEXT)
+
+
+def corpus_format(source: TextSource, reading: Reading) -> CorpusFormat:
+    """The format in which the documents of a file are read: plain text also for other `.json`."""
+    known = format_of(source.suffix)
+    plain = known.read is json_list and not is_json_table(source, reading)
+    return PLAIN_TEXT if plain else known
+
+
+def plain_json(sources: Iterable[TextSource], reading: Reading) -> list[str]:
+    """A note on the `.json` files that are read as plain text."""
+    some = [source for source in sources if format_of(source.suffix).read is json_list]
+    names = [s.name for s in some if corpus_format(s, reading) is PLAIN_TEXT]
+    are = "is no list of texts" if len(names) == 1 else "are no lists of texts"
+    return [f"{listed(names, 3)} {are}; read as plain text"] if names else []

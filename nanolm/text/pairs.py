@@ -135,6 +135,12 @@ def _rows(
         if table.obvious:
             yield from _from_lines(table, reading, log, skipped)
             continue
+        alone = source.suffix == ".json" and len(table.sample) == 1
+        if alone and not any(asked) and not by_name(table.columns()):
+            example = '[{"source": "a", "target": "b"}, ...]'
+            raise UsageError(
+                f"{source.name} is one JSON object; write its pairs as a list such as {example}"
+            )
         found, table = table, with_pair_names(table, asked)
         both = pair_columns(table, *asked)
         more = input_columns(table, both[0]) if not any(asked) else []

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from nanolm.text.decoding import Reading
-from nanolm.text.documents import format_of
+from nanolm.text.documents import corpus_format
 from nanolm.text.source import TextSource, blamed_on
 from nanolm.text.sources import Sources
 from nanolm.text.workers import Range
@@ -46,7 +46,7 @@ def take_part(sources: Sources, reading: Reading, max_bytes: int | None) -> Sour
             continue
         taken += share
         part = replace(source, name=f"{source.name} (in part)")
-        if lines and format_of(source.suffix).any_line and not source.compressed():
+        if lines and corpus_format(source, reading).any_line and not source.compressed():
             kept.append(replace(part, ranges=_stretches(source, size, share, stretch)))
         else:
             every = min(MOST_SKIPPED, math.ceil(size / share))

@@ -5,6 +5,7 @@ an `http(s)://` URL, a Hugging Face dataset (`hf://owner/name`) or a text that c
 """
 
 import glob
+import json
 import os
 import stat
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from nanolm.choice import Report
 from nanolm.errors import DataError, NanolmError, UsageError
+from nanolm.formats import listed
 from nanolm.text.binary import binary_format, looks_binary
 from nanolm.text.bounds import ExpansionLimit
 from nanolm.text.documents import KNOWN_SUFFIXES, TABLES
@@ -39,6 +41,9 @@ EMBEDDED = {  # name: (file, document separator, what it is)
 EMBEDDED_PAIRS = ("dates", "veltish")  # of texts, rather than texts
 SCHEME, STDIN = "embedded:", "-"
 ADDRESSES = ("http://", "https://", "hf://")
+# Of a dataset saved by `save_to_disk` of the `datasets` library.
+DATASET_DICT, DATASET_INFO, STATE = "dataset_dict.json", "dataset_info.json", "state.json"
+LARGEST_STATE = 10_000_000  # bytes; it lists the data files
 SNIFFED = 8192  # bytes of a file that decide whether it is text
 
 
@@ -184,7 +189,12 @@ def _in_folder(folder: Path, sources: Sources, encoding: str) -> Iterator[TextSo
         hidden = {name for name in (*folders, *files) if name.startswith(".")}
         sources.skipped["hidden"] += len(hidden)
         folders[:] = sorted(set(folders) - hidden)
-        for name in sorted(set(files) - hidden):
+        files = sorted(set(files) - hidden)
+        if DATASET_DICT in files:
+            files, folders[:] = [], _splits(Path(parent), folders, sources)
+        elif {STATE, DATASET_INFO} <= set(files):
+            files = _data_files(Path(parent), files)
+        for name in files:
             source = TextSource(os.path.join(parent, name), Path(parent, name))
             if reason := _not_text(source, encoding):
                 sources.skipped[reason] += 1
@@ -193,6 +203,30 @@ def _in_folder(folder: Path, sources: Sources, encoding: str) -> Iterator[TextSo
                 yield source
     if not kept:
         raise DataError(f"{folder} contains no text; {skipped_files(sources.skipped)}")
+
+
+def _splits(folder: Path, splits: list[str], sources: Sources) -> list[str]:
+    """Of a `DatasetDict` saved by the `datasets` library, the training split if there is one."""
+    chosen = [name for name in splits if name == "train"] or splits
+    if others := sorted(set(splits) - set(chosen)):
+        also = f"pass {folder / others[0]} to read another"
+        sources.notes.append(f"{folder}: reading the split train, not {listed(others)}; {also}")
+    return chosen
+
+
+def _data_files(folder: Path, files: list[str]) -> list[str]:
+    """The files with the rows of such a `Dataset`; others beside them are descriptions or caches of
+    `map`. All of them if this is something else."""
+    try:
+        if (folder / STATE).stat().st_size > LARGEST_STATE:
+            return files
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        names = [str(each["filename"]) for each in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return files
+    if missing := sorted(set(names) - set(files)):
+        raise DataError(f"{folder} is incomplete: {STATE} lists {missing[0]!r}, which is not there")
+    return names
 
 
 def _not_text(source: TextSource, encoding: str) -> str | None:

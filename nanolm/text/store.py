@@ -30,7 +30,8 @@ from nanolm.formats import counted, listed
 from nanolm.machine import available_threads, cache_folder
 from nanolm.text.corpus import Corpus, read_corpus
 from nanolm.text.decoding import Reading
-from nanolm.text.encoding import encode_part, token_type
+from nanolm.text.documents import corpus_format, plain_json
+from nanolm.text.encoding import dropped_characters, encode_part, token_type
 from nanolm.text.partial import take_part, text_size
 from nanolm.text.source import blamed_on
 from nanolm.text.sources import Sources, find_sources, skipped_files
@@ -86,6 +87,7 @@ class Prepared:
     folder: Path
     max_bytes: int | None = None  # requested, or limited by time; None: all text is used
     total: int = 0  # bytes of text available, approximately
+    dropped: str = ""  # a note about characters without a token
 
 
 def prepare_tokens(
@@ -109,6 +111,8 @@ def prepare_tokens(
     if validation is not None:
         validation = take_part(validation, request.reading, request.max_bytes)
     prepared = _prepared(request, (sources, validation), cache, report, note)
+    if prepared.dropped:
+        note(prepared.dropped)
     if request.max_bytes:
         prepared.choices.insert(0, part_used(sources, total, by_time))
     return replace(prepared, max_bytes=request.max_bytes, total=total)
@@ -224,7 +228,7 @@ def find_texts(
     sources = find_sources(request.corpus, cache, report, encoding, enough)
     validation = find_sources([request.val], cache, report, encoding) if request.val else None
     for each in filter(None, (sources, validation)):
-        for text in each.notes:
+        for text in [*each.notes, *plain_json(each.files, request.reading)]:
             note(text)
         if each.skipped.total():
             note(f"{counted(len(each.files), 'file')} to read; {skipped_files(each.skipped)}")
@@ -243,6 +247,8 @@ def _key(
         for source in sources.files:
             with blamed_on(source.name):
                 rows.append((source.suffix, source.separator, source.digest()))
+            if corpus_format(source, request.reading).name == "JSON":
+                rows[-1] = ("JSON rows", *rows[-1])  # were read as plain text in 0.1.0
             done += source.size()
             report("hashing the text", done, total)
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
@@ -312,6 +318,7 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
             "choices": [vars(choice) for choice in choices],
             "shift": unlikeness(tokens, mapped(folder / "val.bin", tokenizer), tokenizer),
             "unseen": unseen,
+            "dropped": dropped_from(corpus, tokenizer),
         }
         (folder / "text.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
@@ -347,6 +354,13 @@ def encode_corpus(
     return written // np.dtype(token_type(tokenizer)).itemsize
 
 
+def dropped_from(corpus: Corpus, tokenizer: Tokenizer) -> str:
+    """A note about characters without a token at the beginning of a corpus; empty if all have."""
+    start, stop = next(corpus.parts(PROBE_BYTES))
+    text = corpus.read(start, stop).replace(MARK, b"").decode()
+    return dropped_characters(tokenizer, text, more=stop < corpus.length)
+
+
 def _whole(folder: Path, note: Note) -> bool:
     """Whether the text has been prepared before and is undamaged."""
     if folder.exists():
@@ -374,6 +388,7 @@ def open_tokens(
         val=mapped(folder / "val.bin", tokenizer),
         **{name: facts[name] for name in ("size", "documents", "prompt")},
         shift=facts.get("shift", 1.0),
+        dropped=facts.get("dropped", ""),
         choices=[Choice(**choice) for choice in facts["choices"]],
         fingerprints={**(fingerprints or {}), "tokenizer": tokenizer.fingerprint()},
         folder=folder,

@@ -14,7 +14,8 @@ from typing import IO, Any
 from nanolm.errors import DataError
 from nanolm.text.bounds import MOST_COLUMNS
 from nanolm.text.columns import NUMBER, Row, TextTable, is_column_name, repeats
-from nanolm.text.documents import Rows, csv_rows, format_of, leaves
+from nanolm.text.documents import csv_rows, format_of
+from nanolm.text.json_rows import Rows, leaves
 from nanolm.text.source import TextSource
 
 SAMPLE_LINES, SAMPLE_CHARACTERS = 20_000, 1 << 24  # to detect the format of a file

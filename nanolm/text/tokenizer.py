@@ -10,6 +10,7 @@ tokens come last. Hugging Face `tokenizers` reads tokenizer.json and gives the s
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,13 @@ import tiktoken
 
 from nanolm.errors import DataError
 from nanolm.text.bpe import Pair, learn
+from nanolm.text.saving import (
+    BPE_MODEL,
+    byte_level_json,
+    tokenizer_config,
+    tokenizer_json,
+    with_end,
+)
 from nanolm.text.words import SPLIT, count_words
 
 END_OF_TEXT = "<|endoftext|>"  # before every document; also the start of an empty prompt
@@ -30,19 +38,6 @@ SPECIAL = 2  # special tokens
 
 Ids = npt.NDArray[np.integer[Any]]
 LONG_STRETCH = 100_000  # spaces in a row that tiktoken can surely encode
-
-# tokenizer.json spells bytes as printable characters: printable Latin-1 as itself, the other 68
-# bytes as the characters from U+0100 on, in order.
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-SPELLING = {byte: chr(byte) for byte in _PRINTABLE} | {
-    byte: chr(0x100 + n) for n, byte in enumerate(sorted(set(range(256)) - set(_PRINTABLE)))
-}
-
-_UNSET = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-_OFF = ("fuse_unk", "byte_fallback", "ignore_merges")
-BPE_MODEL: dict[str, Any] = {"type": "BPE", **dict.fromkeys(_UNSET), **dict.fromkeys(_OFF, False)}
-ISOLATED = {"behavior": "Isolated", "invert": False}
-BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
 
 
 class Tokenizer(ABC):
@@ -60,17 +55,26 @@ class Tokenizer(ABC):
         stops: set[int] | None = None,  # tokens that end generation
         special: dict[int, str] | None = None,  # the names of special tokens
         turn: tuple[int, int] | None = None,  # before and after a chat message (ChatML)
+        spelled: dict[str, int] | None = None,  # special tokens that a prompt may contain
+        config: dict[str, Any] | None = None,  # to keep in tokenizer_config.json
     ) -> None:
         self.tokens, self.end_of_text, self.padding = tokens, end_of_text, padding
         self.begin, self.turn, self.stops = begin, turn, stops or {end_of_text}
         self.special = special or {end_of_text: END_OF_TEXT, padding: PADDING}
+        self.spelled = spelled or {name: id for id, name in self.special.items()}
+        self.config = config or {}
         self.unseen: frozenset[int] = frozenset()  # ids that the model never saw in training
+        self.parse_special = False  # whether special tokens in a prompt are tokens, not text
 
     @property
     def start_of_text(self) -> int:
         return self.begin[0] if self.begin else self.end_of_text
 
     def encode_prompt(self, text: str) -> list[int]:
+        if self.parse_special:
+            ids = self.encode_special(text)
+            spelled = tuple(ids[: len(self.begin)]) == self.begin
+            return (ids if spelled else [*self.begin, *ids]) or [self.end_of_text]
         ids = self.encode(text)
         if self.unseen.intersection(ids):
             # A prompt starts without a space. In a one-line text, almost every word follows one.
@@ -94,9 +98,24 @@ class Tokenizer(ABC):
         ids: list[int] = self.encode_array(text).tolist()
         return ids
 
+    def encode_special(self, text: str) -> list[int]:
+        """The ids of `text`, in which special tokens can be spelled out."""
+        names = sorted(self.spelled, key=len, reverse=True)
+        parts = regex.split(f"({'|'.join(map(regex.escape, names))})", text)
+        rows = (
+            [self.spelled[part]] if number % 2 else self.encode(part)
+            for number, part in enumerate(parts)
+        )
+        return [id for row in rows for id in row]
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, without special tokens; invalid UTF-8 becomes U+FFFD."""
         return b"".join(self.tokens[id] for id in ids).decode(errors="replace")
+
+    def dropped(self, text: str) -> Counter[str]:
+        """The characters of `text` that no token stands for; some tokenizers of other models have
+        a limited set of characters."""
+        return Counter()
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
         """Bytes of text of each token, to convert a loss to bits per byte."""
@@ -106,26 +125,19 @@ class Tokenizer(ABC):
         """A hash of everything that determines the ids and their meaning."""
         return hashlib.sha256(f"{self.to_json()}{self.special}".encode()).hexdigest()
 
+    def with_end(self) -> str:
+        """The contents of a tokenizer.json that adds the end-of-text token to every text."""
+        return with_end(self.to_json(), self.special[self.end_of_text], self.end_of_text)
+
     def save(self, folder: Path, context: int, end: bool = False) -> None:
         """Write tokenizer.json, and tokenizer_config.json for `transformers`. With `end`, these add
         the end-of-text token to every text."""
-        text = with_end(self) if end else self.to_json()
+        text = self.with_end() if end else self.to_json()
         (folder / "tokenizer.json").write_text(text, encoding="utf-8")
-        config: dict[str, Any] = {
-            # Without the class, transformers 5 uses the tokenizer of the model's family instead.
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": self.special[self.start_of_text],
-            "eos_token": self.special[self.end_of_text],
-            "pad_token": self.special[self.padding],
-            "model_max_length": context,
-            "clean_up_tokenization_spaces": False,
-            # As here, a special token spelled out in a text is plain text.
-            "split_special_tokens": True,
-        }
-        if end:
-            config["model_input_names"] = ["input_ids", "attention_mask"]
-        text = json.dumps(config, ensure_ascii=False, indent=1) + "\n"
-        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+        ids = {"bos": self.start_of_text, "eos": self.end_of_text, "pad": self.padding}
+        special = {f"{key}_token": self.special[id] for key, id in ids.items()}
+        config = tokenizer_config(special, context, self.config, end)
+        (folder / "tokenizer_config.json").write_text(config, encoding="utf-8")
 
 
 class Tiktoken(Tokenizer):
@@ -255,26 +267,8 @@ def own_tokenizer(text: str) -> Tokenizer | None:
             tokenizer = ByteLevel([(vocab[left], vocab[right]) for left, right in model["merges"]])
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
-    ours = tokenizer.to_json() == text or with_end(tokenizer) == text
+    ours = tokenizer.to_json() == text or tokenizer.with_end() == text
     return tokenizer if ours else None
-
-
-def with_end(tokenizer: Tokenizer) -> str:
-    """The contents of a tokenizer.json that adds the end-of-text token to every text."""
-    end, id = tokenizer.special[tokenizer.end_of_text], tokenizer.end_of_text
-    text, added = (
-        {"Sequence": {"id": "A", "type_id": 0}},
-        {"SpecialToken": {"id": end, "type_id": 0}},
-    )
-    second = {"Sequence": {"id": "B", "type_id": 0}}
-    processor = {
-        "type": "TemplateProcessing",
-        "single": [text, added],
-        "pair": [text, added, second, added],
-        "special_tokens": {end: {"id": end, "ids": [id], "tokens": [end]}},
-    }
-    whole = json.loads(tokenizer.to_json()) | {"post_processor": processor}
-    return json.dumps(whole, ensure_ascii=False, indent=1) + "\n"
 
 
 def utf8(text: str) -> bytes:
@@ -283,32 +277,3 @@ def utf8(text: str) -> bytes:
     except UnicodeEncodeError as error:
         wrong = f"a lone surrogate at character {error.start:,}"
         raise DataError(f"the text is not valid Unicode: {wrong}") from None
-
-
-def byte_level_json(
-    tokens: list[bytes], merges: list[Pair], pattern: str, special: dict[int, str]
-) -> str:
-    """tokenizer.json for byte-level BPE: split by `pattern`, then apply `merges` in order."""
-    spelled = {id: spell(token) for id, token in enumerate(tokens) if token}
-    byte_level = {**BYTE_LEVEL, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": pattern}, **ISOLATED}
-    vocabulary = {token: id for id, token in spelled.items()}
-    pairs = [[spelled[left], spelled[right]] for left, right in merges]
-    parts = {
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "decoder": byte_level,
-        "model": {**BPE_MODEL, "vocab": vocabulary, "merges": pairs},
-    }
-    return tokenizer_json(parts, special)
-
-
-def tokenizer_json(parts: dict[str, Any], special: dict[int, str]) -> str:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    added = [{"id": id, "content": text, **flags, "special": True} for id, text in special.items()]
-    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
-    whole |= {"normalizer": None, "post_processor": None, **parts}
-    return json.dumps(whole, ensure_ascii=False, indent=1) + "\n"
-
-
-def spell(token: bytes) -> str:
-    return "".join(SPELLING[byte] for byte in token)

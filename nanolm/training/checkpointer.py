@@ -1,6 +1,8 @@
 """Checkpoints of a run: saved in the background, pruned, with links to the best and the last."""
 
+import json
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +22,7 @@ from nanolm.training.state import State, read_state
 from nanolm.training.step import Step
 from nanolm.training.task import Task
 
+FINAL = "final"  # the folder of the finished model, next to the checkpoints
 SAVE_SECONDS = 60.0  # the most work that a kill can cost, for any step time
 
 
@@ -161,3 +164,14 @@ class Checkpointer:
             self.notify(Note(f"{error}; using the last checkpoint instead of the best"))
             self.state.best_step = self.state.step
             self.link("best", self.folder(self.state.step))
+
+
+def save_final(run: Run, state: State, write_model: Callable[[Path], None]) -> None:
+    """Save the finished model next to the checkpoints, and link it as the best."""
+
+    def write(folder: Path) -> None:
+        write_model(folder)
+        best = {"step": state.best_step, "seconds": state.seconds}
+        (folder / "state.json").write_text(json.dumps(best) + "\n", encoding="utf-8")
+
+    checkpoint.point(run.path / "best", files.commit(run.checkpoints, FINAL, write))

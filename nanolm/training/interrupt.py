@@ -14,6 +14,10 @@ _OTHERS = ("SIGHUP", "SIGUSR1", "SIGXCPU")
 WARNINGS = tuple(getattr(signal, name) for name in _OTHERS if hasattr(signal, name))
 
 
+class EvaluationStopped(Exception):
+    """A stop was requested during an evaluation, which is repeated once the run is resumed."""
+
+
 def interrupt(number: int, frame: FrameType | None) -> None:
     """Ctrl-C before there is anything to save. Python's own handler is not enough, because some
     compiled modules swallow the exception (numpy, during import) or raise another (torch)."""

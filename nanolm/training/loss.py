@@ -92,10 +92,10 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                 each, inputs = each * weights[part], inputs * weights[part, None].to(x.dtype)
                 to_x[part] *= weights[part, None]
             losses.append(each.sum())
-            to_weight = plus_product(to_weight, logits.T, inputs, weight.dtype)
+            if ctx.needs_input_grad[1]:  # not if it is frozen
+                to_weight = plus_product(to_weight, logits.T, inputs, weight.dtype)
             del logits  # before the next chunk is allocated
-        assert to_weight is not None
-        ctx.save_for_backward(to_x, to_weight[:columns])
+        ctx.save_for_backward(to_x, None if to_weight is None else to_weight[:columns])
         ctx.count = count = count if weights is None else 1
         return (losses[0] if len(losses) == 1 else torch.stack(losses).sum()) / count
 
@@ -105,7 +105,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         share = gradient / ctx.count  # only now: earlier, it would underflow in float16
         kernels = training_kernels() if to_x.is_cuda else None
         to_x = kernels.multiply_(to_x, share) if kernels else to_x.mul_(share)
-        return to_x, to_weight.mul_(share), None, None, None
+        return to_x, None if to_weight is None else to_weight.mul_(share), None, None, None
 
 
 def cross_entropy_(logits: Tensor, targets: Tensor, columns: int) -> Tensor:

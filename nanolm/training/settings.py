@@ -159,6 +159,8 @@ class Settings:
 @dataclass(frozen=True)
 class TrainSettings(Settings):
     texts = "corpus"
+    files = ("val", "adapter")
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {**CHOICES, "train": ("all", "lora")}
 
     corpus: tuple[str, ...]
     val: str | None = None
@@ -188,6 +190,8 @@ class TrainSettings(Settings):
     attention: str | None = None
     compile: bool | None = None
     shard: bool | None = None
+    train: str | None = None
+    adapter: str | None = None
 
     def reading(self) -> Reading:
         number = (self.text_column or "").isdigit()  # of a column, in a table without a header
@@ -220,6 +224,11 @@ class TrainSettings(Settings):
             problems.append(NO_FLOAT8)
         if self.compile:
             problems += exclusive("--compile", float8)
+        if self.train == "lora":
+            muon = {f"--optimizer {self.optimizer}": self.optimizer not in (None, "adamw")}
+            shard = {"--shard": bool(self.shard)}
+            problems += exclusive("--train lora", compiled | float8 | shard | muon)
+        problems += needs_base(self.start_from, self.train == "lora", self.adapter)
         if self.deterministic:
             attention = {f"--attention {self.attention}": self.attention in ("cudnn", "efficient")}
             problems += exclusive("--deterministic", compiled | float8 | attention)
@@ -269,6 +278,11 @@ class TrainSettings(Settings):
         if self.rope_base is not None and positions != "rope":
             return [f"--rope-base applies to --positions rope only, not to {positions}"]
         return []
+
+
+def needs_base(start_from: str | None, lora: bool, adapter: str | None) -> list[str]:
+    given = ["--train lora"] * lora + [f"--adapter {adapter}"] * (adapter is not None)
+    return [] if start_from else [f"{each} needs --from, the model to adapt" for each in given]
 
 
 def exclusive(option: str, others: dict[str, bool]) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from nanolm.training.events import Started
+from nanolm.training.interrupt import EvaluationStopped, StopRequest
 from nanolm.training.state import State
 
 
@@ -20,6 +21,7 @@ class Task(ABC):
     keeps_last: bool = False  # keep the last weights: the validation set is too small to choose by
     sharded: nn.Module | None = None  # the loss, if the weights are sharded
     loss_weight: float = 1.0  # of this process's mean loss, relative to those of the others
+    stop: StopRequest | None = None  # that ends evaluations early
 
     @abstractmethod
     def start_event(self, run: Path, step: int) -> Started:
@@ -62,6 +64,11 @@ class Task(ABC):
     @abstractmethod
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss to minimize, and metrics to record; one named "loss" is recorded instead."""
+
+    def check_stop(self, *how_far: object) -> None:
+        """Called between the batches of an evaluation; raises `EvaluationStopped` to end it."""
+        if self.stop and self.stop.requested:
+            raise EvaluationStopped
 
     @abstractmethod
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:

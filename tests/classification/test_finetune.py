@@ -19,7 +19,6 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
 import nanolm
-from nanolm.classification.adapters import Adapters
 from nanolm.classification.classifier import TextClassifier, load
 from nanolm.classification.data import split_data
 from nanolm.classification.finetune import FinetuneResult, finetune
@@ -29,6 +28,7 @@ from nanolm.classification.settings import FinetuneSettings
 from nanolm.classification.task import trained_names
 from nanolm.errors import DataError, UsageError
 from nanolm.files import verify
+from nanolm.model.adapters import Adapters
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, configure
 from nanolm.runs.checkpoint import list_checkpoints

@@ -12,16 +12,23 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY_MODEL
+from safetensors.torch import save_file
+from torch import Tensor
 
 import nanolm
+from nanolm.classification import task
 from nanolm.classification.classifier import load
 from nanolm.classification.data import split_data
 from nanolm.classification.finetune import FinetuneResult, finetune
 from nanolm.classification.settings import FinetuneSettings
-from nanolm.errors import ModelError
+from nanolm.errors import ModelError, UsageError
+from nanolm.model.adapters import LowRank
+from nanolm.model.classifier import Classifier
 from nanolm.model.gpt import GPT, Block
+from nanolm.model.huggingface import BaseModel, save_partial
 from nanolm.runs.checkpoint import list_checkpoints
 from nanolm.runs.info import describe
+from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Event, Progressed
 
 PARTIAL = ("head", "last-1", "lora")
@@ -141,8 +148,8 @@ def test_an_unfinished_run_is_a_classifier(
     run(data, base, out, train=train, steps=30)
     run(data, base, whole, train=train, steps=30)
     for step in list_checkpoints(whole / "checkpoints"):
-        for file in step.glob("*.safetensors"):
-            other = out / "checkpoints" / step.name / file.name
+        for file in step.rglob("*.safetensors"):
+            other = out / "checkpoints" / step.name / file.relative_to(step)
             assert other.read_bytes() == file.read_bytes(), other
     final = load(out, print)
     assert (out / "best/model.safetensors").exists()
@@ -159,7 +166,7 @@ def test_checkpoints_hold_what_changed(train: str, data: Path, base: Path, tmp_p
     for folder in list_checkpoints(out / "checkpoints"):
         trained = sum(
             file.stat().st_size
-            for file in folder.glob("*.safetensors")
+            for file in folder.rglob("*.safetensors")
             if file.name != "optimizer.safetensors"
         )
         assert trained < 0.6 * weights
@@ -191,9 +198,86 @@ def test_a_finished_run_needs_no_base(data: Path, base: Path, tmp_path: Path) ->
     assert load(tmp_path / "run", print).classify("the film was bad")
 
 
+@pytest.mark.parametrize("train", ["head", "lora"])
+def test_a_large_base_is_not_copied(
+    train: str, data: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The finished classifier refers to it too, and is the one that would have been copied."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    run(data, base, small, train=train, steps=5)
+    monkeypatch.setattr(task, "LARGE_COPY", 1000)
+    monkeypatch.setattr(task, "TRAINED_SHARE", 0.99)
+    said: list[str] = []
+    run(data, base, large, lambda event: said.append(str(event)), train=train, steps=5)
+    assert not [*large.glob("**/model.safetensors")]
+    texts = ["the film was bad", "a great room"]
+    assert load(large, print).logits(texts).tolist() == load(small, print).logits(texts).tolist()
+    assert any("best needs" in line and "--to FOLDER" in line for line in said)
+    facts = describe(str(large), print)
+    assert facts.readers == ["nanolm"] and facts.why_only.startswith("the frozen weights are in")
+    result = run(data, base, tmp_path / "all", train="all", steps=2)
+    assert (Path(result.run) / "best/model.safetensors").exists()
+
+
 def test_fine_tuning_goes_on_from_an_unfinished_run(data: Path, base: Path, tmp_path: Path) -> None:
     run(data, base, tmp_path / "first", stop_at(10), train="lora", steps=30)
     assert run(data, tmp_path / "first", tmp_path / "second", train="lora", steps=3).val
+
+
+def test_checkpoints_with_adapters_in_a_file(
+    data: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they were saved before there was a folder for peft: they load, and training goes on."""
+    run(data, base, tmp_path / "whole", train="lora", steps=30)
+
+    def save_old(
+        model: Classifier,
+        base: BaseModel,
+        trained: dict[str, Tensor],
+        low_rank: dict[str, LowRank],
+        folder: Path,
+        tokenizer: Tokenizer,
+    ) -> None:
+        save_partial(model, base, trained, {}, folder, tokenizer)
+        tensors: dict[str, Tensor] = {}
+        for name, (down, up) in low_rank.items():
+            key = name.removeprefix("base.").removesuffix(".weight").replace(".", "/")
+            tensors |= {f"down.{key}": down, f"up.{key}": up}
+        save_file(tensors, folder / "adapters.safetensors")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nanolm.classification.task.save_partial", save_old)
+        run(data, base, tmp_path / "old", stop_at(10), train="lora", steps=30)
+    assert (tmp_path / "old/last/adapters.safetensors").exists()
+    assert load(tmp_path / "old/last", print).classify("the film was bad")
+    run(data, base, tmp_path / "old", train="lora", steps=30)
+    new, old = (load(tmp_path / name / "last", print) for name in ("whole", "old"))
+    assert old.logits(["a great room"]).tolist() == new.logits(["a great room"]).tolist()
+
+
+def test_peft_loads_the_adapter_of_a_run(data: Path, base: Path, tmp_path: Path) -> None:
+    """With the calibrated head, onto the language model; so do we."""
+    hf_peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    run(data, base, tmp_path / "run", train="lora", steps=30, lr=1e-2)
+    folder, start = tmp_path / "run/best/adapter", (base / "best").resolve()
+    classifier = load(tmp_path / "run", print)
+    ids = torch.tensor([classifier.tokenizer.encode_prompt("the film was bad")])
+    lengths = torch.tensor([ids.shape[1]])
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(start, num_labels=2)
+    with torch.no_grad():
+        logits = classifier.model(ids, lengths)
+        theirs = hf_peft.PeftModel.from_pretrained(model, folder).eval()(ids).logits
+        again = load(start, print, adapter=str(tmp_path / "run")).model(ids, lengths)
+    torch.testing.assert_close(theirs, logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(again, logits, rtol=0, atol=1e-5)
+
+
+def test_lora_is_not_for_recurrent_models(data: Path, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"family": "rnn", "layers": 1, "dim": 16, "steps": 2}
+    nanolm.train("embedded:tiny", out=tmp_path / "rnn", **how)
+    with pytest.raises(UsageError, match="only for Transformers"):
+        run(data, tmp_path / "rnn", tmp_path / "run", train="lora", steps=2)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ KEYS = {
     "tokens",
     "bytes",
     "characters",
+    "window",
 }
 
 
@@ -81,6 +82,21 @@ def test_a_text_is_scored(family: str, cli: Cli, corpus: Path, tmp_path: Path) -
     said = cli("eval", "run", "other.txt").stdout
     assert f"{bits / (len(text) + 1):.4f} bits per byte" in said
     assert f"top 1 {found['top_1_accuracy']:.1%}" in said
+
+
+def test_a_window_is_the_context_and_is_shown(cli: Cli, tmp_path: Path) -> None:
+    folder_of("byte", tmp_path / "model", context=1500)
+    folder_of("byte", tmp_path / "long", context=9000)
+    (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 100)
+    shown = [cli("eval", "model", "a.txt", "--json", *more) for more in ([], ["--context", 1500])]
+    default, whole = (strictly(each.stdout) for each in shown)
+    assert default == whole
+    assert (default["window"], default["tokens"]) == (1500, 2400)
+    assert "in windows of 1,500" in cli("eval", "model", "a.txt").stdout
+    both = cli("eval", "model", "a.txt", "--against", "long")
+    assert re.search(r"window.*1,500.*8,192", both.stdout, re.DOTALL)
+    assert "long: windows of 8,192 tokens to save time, of a context of 9,000" in both.stderr
+    assert "model: windows" not in both.stderr
 
 
 def test_surprisal_per_token(cli: Cli, tmp_path: Path) -> None:
@@ -151,6 +167,7 @@ def test_models_side_by_side(cli: Cli, corpus: Path, trained: Path, tmp_path: Pa
         "top 1",
         "top 5",
         "tokens",
+        "window",
     ]
     cells = [re.split("  +", row) for row in rows]
     assert [row[0] for row in cells] == [score["run"] for score in scores]
@@ -158,8 +175,8 @@ def test_models_side_by_side(cli: Cli, corpus: Path, trained: Path, tmp_path: Pa
     for row, score in zip(cells, scores, strict=True):
         mark = " *" if score["bits_per_byte"] == best else ""
         assert row[1] == f"{score['bits_per_byte']:.4f}{mark}"
-        assert row[-1] == f"{score['tokens']:,}"
-    assert {line.index(row[-1]) + len(row[-1]) for line, row in zip(rows, cells, strict=True)} == {
+        assert row[-2:] == [f"{score[name]:,}" for name in ("tokens", "window")]
+    assert {line.rindex(row[-1]) + len(row[-1]) for line, row in zip(rows, cells, strict=True)} == {
         len(head)
     }
     assert "same tokenizer" in table.stderr

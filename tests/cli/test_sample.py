@@ -36,6 +36,21 @@ def test_json(cli: Cli, trained: Path) -> None:
         assert line["stopped"] == "length"
 
 
+def test_special_tokens_in_a_prompt(cli: Cli, trained: Path) -> None:
+    prompt, asked = "<|endoftext|>the", ("--greedy", "--tokens", 8, "--json")
+    model = nanolm.load(trained)
+    logprobs = []
+    for flags in ((), ("--special-tokens",)):
+        model.tokenizer.parse_special = bool(flags)
+        ids = model.tokenizer.encode_prompt(prompt)
+        assert (ids[0] == model.tokenizer.end_of_text) == bool(flags)
+        shown = cli("sample", trained, "--prompt", prompt, *flags, *asked)
+        line = json.loads(shown.stdout)
+        logprobs.append(line["logprobs"])
+        assert line["text"] == model.generate(prompt, greedy=True, tokens=8)
+    assert logprobs[0] != logprobs[1]
+
+
 def test_text_is_the_prompt_and_its_completion(cli: Cli, trained: Path) -> None:
     shown = cli("sample", trained, "--prompt", "the cat", "--greedy", "--tokens", 6)
     expected = nanolm.load(trained).generate("the cat", greedy=True, tokens=6)

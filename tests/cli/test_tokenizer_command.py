@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Cli, Terminal
+from models import small_vocabulary
 
 import nanolm
 
@@ -137,3 +138,30 @@ def test_the_default_is_the_tokenizer_of_the_newest_run(
     assert shown.stderr.count("\n") == 1
     expected = nanolm.load_tokenizer(trained).encode("Some words.")
     assert [int(line.split("\t")[0]) for line in shown.stdout.splitlines()] == expected
+
+
+def test_special_tokens_are_recognized_on_request(cli: Cli, made: Path) -> None:
+    end = nanolm.load_tokenizer(made).end_of_text
+    for flags, count in (((), 0), (("--special-tokens",), 2)):
+        text = "<|endoftext|>the cat<|endoftext|>"
+        shown = cli("tokenizer", "encode", "--tokenizer", made, "--json", *flags, text)
+        assert json.loads(shown.stdout)["ids"].count(end) == count
+
+
+def test_characters_without_a_token_are_reported(cli: Cli, tmp_path: Path) -> None:
+    few = small_vocabulary(tmp_path / "few", 9)
+    note = "2 of 104 characters have no token in this tokenizer and are dropped, for example '日'"
+    (tmp_path / "text.txt").write_text("w1 w2 w3 " * 11 + "w4 日日", encoding="utf-8")
+    (tmp_path / "plain.txt").write_text("w1 w2 w3 " * 11, encoding="utf-8")
+    commands = [
+        ["tokenizer", "encode", "--tokenizer", few, "--file"],
+        ["tokenizer", "show", "--tokenizer", few, "--file"],
+        ["eval", few],
+        ["train", "--from", few, "--steps", 2, "--val-fraction", 0, "--out", "one"],
+        ["train", "--from", few, "--steps", 2, "--val-fraction", 0, "--out", "two"],
+    ]
+    for command in commands:
+        shown = cli(*command, "text.txt")
+        assert (shown.returncode, shown.stderr.count(note)) == (0, 1), shown.stderr
+    for command in commands[:3]:
+        assert "no token" not in cli(*command, "plain.txt").stderr

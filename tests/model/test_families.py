@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from test_huggingface import LLAMA3, YARN, check_parity, randomized
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from nanolm.classification.adapters import Adapters
 from nanolm.errors import ModelError
+from nanolm.model.adapters import Adapters
 from nanolm.model.build import build_model
 from nanolm.model.config import GPTConfig, ModelConfig
 from nanolm.model.config_json import config_from_json, model_type

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import hostile_gguf
 import pytest
 import torch
 from conftest import Cli, Tally
@@ -78,6 +79,8 @@ def family_of(name: str) -> str:
 
 
 def load(folder: Path, family: str) -> object:
+    if (folder / hostile_gguf.FILE).exists():
+        return nanolm.load(folder / hostile_gguf.FILE)
     if family in GOOD_SEQ2SEQ:
         return load_seq2seq(folder), model_tokenizers(folder)
     return nanolm.load(folder)
@@ -330,6 +333,19 @@ def test_any_weights_load_or_are_refused(
     (scratch[family] / WEIGHTS).write_bytes(contents[:kept])
     why = refusal(scratch[family])
     assert not why or str(scratch[family]) in why
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_gguf_file_loads_or_is_refused(data: st.DataObject, scratch: dict[str, Path]) -> None:
+    file, contents = scratch["qwen3"] / hostile_gguf.FILE, bytearray(hostile_gguf.good().bytes())
+    end = len(contents) - len(hostile_gguf.good().data)
+    places = st.integers(0, 200) | st.integers(0, end - 1) | st.integers(end, len(contents) - 1)
+    for place in data.draw(st.lists(places, min_size=1, max_size=4)):
+        contents[place] ^= data.draw(st.integers(1, 255))
+    file.write_bytes(contents[: data.draw(st.just(len(contents)) | st.integers(0, len(contents)))])
+    why = refusal(file)
+    assert not why or str(file) in why
 
 
 if __name__ == "__main__":

@@ -333,14 +333,14 @@ def test_faults_in_the_weights_are_named(folder: Path) -> None:
         load_model(folder)
     message = str(caught.value)
     short = [name.removeprefix("transformer.").removeprefix("model.") for name in (one, missing)]
-    assert f"{short[0]}: shape (7,), but config.json implies {shape}" in message
+    assert f"{short[0]}: shape (7,), but the config implies {shape}" in message
     assert "surplus: not part of this model" in message
     assert f"{short[1]}: missing" in message
 
 
 def test_a_config_that_lies_allocates_nothing(folder: Path) -> None:
     rewrite(folder, vocab_size=10**12)
-    with pytest.raises(ModelError, match=r"config\.json implies"):
+    with pytest.raises(ModelError, match=r"the config implies"):
         load_model(folder)
 
 

@@ -1,12 +1,19 @@
 """A model described without torch matches the one that torch builds."""
 
-import pytest
-from models import PUBLISHED_FAMILIES, SHAPE, every_gpt, gpt_config
+import json
+from pathlib import Path
 
+import pytest
+import torch
+from models import PUBLISHED_FAMILIES, SHAPE, every_gpt, gpt_config
+from safetensors.torch import save_file
+
+from nanolm.errors import ModelError
 from nanolm.model.build import build_model
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, ModelConfig, configure
 from nanolm.model.shapes import parameter_shapes, parameters_by_part
+from nanolm.model.stored import stored_dtype
 
 RECURRENT = [
     configure(family, **SHAPE | {"tied": tied}) for family in ("rnn", "lstm") for tied in (0, 1)
@@ -37,3 +44,22 @@ def test_shapes_of_a_classifier(tied: bool) -> None:
     config = ClassifierConfig(base=gpt_config(tied=tied), labels=("a", "b", "c"), window=8)
     assert list(parameter_shapes(config).items()) == shapes(Classifier(config))
     assert parameters_by_part(config)["classification head"] == 3 * 16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_stored_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    base, partial = tmp_path / "base", tmp_path / "partial"
+    base.mkdir()
+    partial.mkdir()
+    large, small = torch.zeros(4, 4, dtype=dtype), torch.zeros(4)
+    save_file({"model.x": large, "model.norm": small}, base / "model.safetensors")
+    save_file({"score.weight": small}, partial / "trained.safetensors")
+    (partial / "base.json").write_text(json.dumps({"folder": str(base), "fingerprint": ""}))
+    assert stored_dtype(base) == stored_dtype(partial) == str(dtype).removeprefix("torch.")
+    (partial / "base.json").write_text(json.dumps({"folder": "nowhere", "fingerprint": ""}))
+    assert stored_dtype(partial) == "float32"
+    (partial / "base.json").write_text(json.dumps({"folder": str(partial)}))  # a circle
+    assert stored_dtype(partial) == "float32"
+    (partial / "base.json").write_text("[]")
+    with pytest.raises(ModelError, match=r"base\.json"):
+        stored_dtype(partial)

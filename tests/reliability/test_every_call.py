@@ -30,6 +30,9 @@ from nanolm.files import verify
 TINY = "--layers 1 --heads 2 --dim 16 --context 16 --batch 4 --tokenizer char --device cpu"
 TINY += " --threads 1 --no-compile --max-bytes 100000"
 TRAIN = f"train text.txt {TINY} --steps 12 --evaluations 3 --save-every 3 --out run"
+BASE = TRAIN.replace("--out run", "--out base")
+LORA = "train text.txt --from base --train lora --context 16 --batch 4 --device cpu --threads 1"
+LORA += " --max-bytes 100000 --steps 12 --evaluations 3 --save-every 3 --out run"
 LABELS = "labeled.tsv --device cpu --threads 1"
 FRESH = "--from none --preset nano --tokenizer byte --batch 4 --steps 6 --evaluations 2"
 FINETUNE = f"finetune {LABELS} {FRESH} --save-every 2 --out run"
@@ -66,6 +69,10 @@ CASES = {
     "train": Case(TRAIN),
     "train, resumed": Case(TRAIN, killed=200),
     "train --extend": Case("train --extend run --steps 8", (TRAIN,), again=to_extend),
+    "train --train lora": Case(LORA, (BASE,)),
+    "train --train lora, extended": Case(
+        "train --extend run --steps 8", (BASE, LORA), again=to_extend
+    ),
     "finetune": Case(FINETUNE),
     "train-pairs": Case(PAIRS),
     "train-pairs, resumed": Case(PAIRS, killed=150),
@@ -88,6 +95,11 @@ CASES = {
     ),
     "tokenizer train": Case("tokenizer train text.txt --vocab-size 300 --out tok"),
     "runs rm": Case("runs rm run --yes", (TRAIN,)),
+    "export, to GGUF": Case(
+        "export run --to m.gguf --type f32",
+        (TRAIN, "export run --to m.gguf --type f16"),
+        outputs=("m.gguf", "m.Modelfile"),
+    ),
     "report": Case("report run", (TRAIN, "report run"), outputs=("run/report.html",)),
     "sample": Case(f"{SAMPLE} probs", (TRAIN, f"{SAMPLE} top"), outputs=("s.html", "s.csv")),
     "eval": Case(
@@ -110,6 +122,8 @@ CASES = {
         (TRAIN, "inspect run mats --out i.html"),
         outputs=("i.html",),
     ),
+    "export": Case("export run --to model", (TRAIN,)),
+    "export, again": Case("export run --to model --type bf16", (TRAIN, "export run --to model")),
 }
 
 
@@ -259,7 +273,9 @@ def whole_checkpoints(work: Path) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * ("lora" in name)) for name in CASES]
+)
 def test_killed_at_every_call(
     name: str, few: bool, loaded: Loaded, tmp_path: Path, tally: Tally
 ) -> None:

@@ -28,6 +28,7 @@ from journeys import Journey, counts, journeys, same
 from nanolm.classification.classifier import load
 from nanolm.errors import ModelError
 from nanolm.files import verify
+from nanolm.generation.language_model import load as load_language_model
 from nanolm.runs import checkpoint
 from nanolm.runs.checkpoint import list_checkpoints, newest_valid
 from nanolm.runs.folder import Run
@@ -236,16 +237,26 @@ def test_the_journeys_are_what_is_typed(commands: Commands, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("every", [41, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("train", ["lora", pytest.param("head", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "train"),
+    [
+        ("fine-tuning", "lora"),
+        ("training", "lora"),
+        pytest.param("fine-tuning", "head", marks=pytest.mark.slow),
+    ],
+)
 def test_killed_while_saving_what_refers_to_a_base_model(
-    every: int, train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
+    every: int, kind: str, train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
     """Checkpoints hold only what was trained; whatever is left can be used and goes on the same."""
     kinds = journeys(tmp_path)
     kinds["training"].go(tmp_path / "base", steps=2)
     how: dict[str, Any] = {"start_from": str(tmp_path / "base"), "train": train, "steps": 12}
-    how |= {"preset": None, "tokenizer": None, "save_every": 3, "evaluations": 2}
-    journey, whole = kinds["fine-tuning"], tmp_path / "whole"
+    how |= {"save_every": 3, "evaluations": 2}
+    fixed = ("preset", "tokenizer") if kind == "fine-tuning" else ("layers", "heads", "dim")
+    how |= dict.fromkeys(fixed)
+    use = load if kind == "fine-tuning" else load_language_model
+    journey, whole = kinds[kind], tmp_path / "whole"
     journey.go(whole, **how)
     tried = survived = 0
     for count in itertools.count(1, every):
@@ -257,9 +268,10 @@ def test_killed_while_saving_what_refers_to_a_base_model(
                 break
             except Killed:
                 tried += 1
-        usable = newest_valid(run / "checkpoints", pytest.fail) is None or load(run, print)
+        usable = newest_valid(run / "checkpoints", pytest.fail) is None or use(run, print)
         if not Run(run).exists() or not Run(run).finished():
             journey.go(run, **how)
         survived += bool(usable) and same(run, whole)
     assert tried >= 80 / every
-    tally(f"killed at each touch of the disk, {train} from a base model", tried, survived)
+    what = f"{kind} --train {train} from a base model"
+    tally(f"killed at each touch of the disk, {what}", tried, survived)

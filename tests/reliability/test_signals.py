@@ -9,15 +9,23 @@ import subprocess
 import termios
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import Commands
 from conftest import Tally, program
 from faults import steps_of, wait_for_step
 from journeys import Journey, counts, journeys, same
+from torch import nn
 
+from nanolm import evaluation
+from nanolm.classification import classifier
 from nanolm.files import verify
+from nanolm.pairs import evaluation as pair_evaluation
+from nanolm.pairs import task as pair_task
+from nanolm.pretraining import language
 from nanolm.runs.checkpoint import list_checkpoints
+from nanolm.training.checkpointer import Checkpointer
 from nanolm.training.interrupt import StopRequest
 
 INTERRUPTED = 75
@@ -153,3 +161,60 @@ def test_handlers_of_others_stay() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+SLOW = 0.5  # seconds for a batch of held-out data
+SOON = 4.0  # seconds; an evaluation would take 7 or more
+
+
+def interrupted(journey: Journey, run: Path, moment: tuple[type, str]) -> float:
+    """Send SIGTERM to a process that evaluates from this method on, or after it; returns how many
+    seconds it went on."""
+    marker = run.parent / f"{run.name}-evaluates"
+    if (pid := os.fork()) == 0:
+        method, forward, slow = getattr(*moment), nn.Embedding.forward, list[bool]()
+
+        def begin(*arguments: Any) -> Any:
+            if moment[0] is Checkpointer:
+                method(*arguments)
+            slow.append(True)
+            return None if moment[0] is Checkpointer else method(*arguments)
+
+        def embed(*arguments: Any) -> Any:
+            if slow:
+                marker.touch()
+                time.sleep(SLOW)
+            return forward(*arguments)
+
+        setattr(*moment, begin)
+        nn.Embedding.forward = embed  # type: ignore[method-assign, assignment]
+        stopped = journey.go(run).stopped
+        os._exit(INTERRUPTED if stopped == "interrupted" else 0)
+    deadline = time.monotonic() + 60
+    while not marker.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(SLOW / 2)
+    start = time.monotonic()
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == INTERRUPTED
+    marker.unlink()
+    return time.monotonic() - start
+
+
+def test_a_signal_while_it_evaluates(
+    journey: Journey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both during training and at its end; the evaluation is done again, and logged once."""
+    for module in (language, pair_task):
+        monkeypatch.setattr(module, "LEAST_EVALUATED_TOKENS", 64)  # all of it only at the end
+    monkeypatch.setattr(evaluation, "MOST_LOGITS", 1)
+    monkeypatch.setattr(pair_evaluation, "SCORED_TOKENS", {"cpu": 1})
+    monkeypatch.setattr(classifier, "BATCH_TOKENS", {"cpu": 1})
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert interrupted(journey, run, (journey.task, "evaluate")) < SOON
+    assert interrupted(journey, run, (Checkpointer, "load_best")) < SOON
+    assert journey.go(run).stopped == journey.go(whole).stopped == "steps"
+    assert same(run, whole)
+    samples = [each / "samples.md" for each in (run, whole)]
+    assert not samples[1].exists() or samples[0].read_bytes() == samples[1].read_bytes()

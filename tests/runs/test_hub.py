@@ -45,6 +45,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files}
 
 
+@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "qwen.tiktoken"])
+def test_other_tokenizer_files_are_needed_without_a_json(name: str, server: Server) -> None:
+    files = ["config.json", "model.safetensors", name, "tokenizer_config.json"]
+    files += ["added_tokens.json", "chat_template.jinja", "special_tokens_map.json"]
+    hub(server, "o/n", [["README.md", "other.model"], files], "models")
+    assert contents(hub_model("o/n", quiet)).keys() == {*files}
+
+
 def test_a_model_is_downloaded_once(server: Server) -> None:
     hub(server, "o/n", [UNNEEDED, NEEDED], "models")
     folder = hub_model("hf://o/n", quiet)

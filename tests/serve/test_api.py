@@ -205,7 +205,7 @@ def test_inspect_gives_a_page(served: Served, name: str) -> None:
 
 
 WRONG: list[tuple[Any, int, str]] = [
-    ({"max_tokens": 0}, 400, "max_tokens must be greater than or equal to 1"),
+    ({"max_tokens": -1}, 400, "max_tokens must be greater than or equal to 0"),
     ({"temperature": "hot"}, 400, "temperature must be a valid number"),
     ({"temperatur": 1}, 400, "temperatur is not a known field; did you mean temperature?"),
     ({"model": "writr"}, 404, "model must be one of writer, other; did you mean writer?"),

@@ -3,6 +3,7 @@ import gzip
 import json
 import lzma
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -247,7 +248,83 @@ def test_a_missing_extra_is_named(
         read(file)
 
 
-@given(st.binary(max_size=200), st.sampled_from(["a.txt", "a.jsonl", "a.csv", "a.tsv", "a.gz"]))
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_json_list_is_read_like_json_lines(
+    tmp_path: Path, small_blocks: None, indent: int | None
+) -> None:
+    rows = [{"text": "one\n1"}, {"id": 2, "text": "two, [2]"}, "three", {"text": '\\ " 日本 }'}]
+    texts = ["one\n1", "two, [2]", "three", '\\ " 日本 }']
+    assert read(written(tmp_path, "a.json", json.dumps(rows, indent=indent))) == texts
+    inside = {"version": 1, "tags": ["a"], "data": [{"text": text} for text in texts]}
+    assert read(written(tmp_path, "b.json", json.dumps(inside, indent=indent))) == texts
+    assert read(written(tmp_path, "c.json", "\n".join(map(json.dumps, rows)))) == texts
+    file = written(tmp_path, "d.json", json.dumps([{"a": {"b": "x"}, "c": "y"}], indent=indent))
+    assert read(file, text_field="a.b") == ["x"]
+    with pytest.raises(DataError, match=r"d\.json, line \d: no text field 'text'; .* a\.b, c with"):
+        read(file)
+    alone = written(tmp_path, "e.json", '{"title": "t", "text": "one document"}')
+    assert read(alone) == ["one document"]
+    assert read(written(tmp_path, "f.json.gz", gzip.compress(b'["a", "b"]'))) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("rest", "reason"),
+    [
+        ('{"text": "a",}]', "line 2 is not valid JSON"),
+        ('{"text": "a"} {"text": "b"}]', "line 2 is not valid JSON .Expecting ',' or ']'"),
+        ('{"text": "a"}', "line 2 is not valid JSON"),
+        ('{"text": "a"}]\n]', "line 3 is not valid JSON .Extra data"),
+        ('{"text": "a}]', "line 2 is not valid JSON .Unterminated string"),
+        ('{"text": "a", "n": ' + "9" * 5_000 + "}]", "line 2 is not valid JSON .Exceeds the limit"),
+        ('{"text": "a"}, 5]', "line 2: must be a JSON object or a string"),
+        ("[" * 200 + "]" * 200 + "]", "line 2 is nested more than 100 levels deep"),
+        ("[" * 100_000, "line 2 is nested more than 100 levels deep"),
+    ],
+)
+def test_broken_json_lists(tmp_path: Path, rest: str, reason: str) -> None:
+    with pytest.raises(DataError, match=rf"a\.json, {reason}"):
+        read(written(tmp_path, "a.json", '[{"text": "good"},\n' + rest))
+
+
+def test_a_long_json_list_takes_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "READ_BYTES", 1 << 14)
+    row = json.dumps({"text": "many words " * 10})
+    file = written(tmp_path, "a.json", f"[{', '.join([row] * 20_000)}]")
+    found = documents.documents(TextSource(str(file), file), Reading())
+    tracemalloc.start()
+    assert sum(len(text) for _, text in found) == 20_000 * 110
+    assert tracemalloc.get_traced_memory()[1] < 300_000 < file.stat().st_size / 8
+    tracemalloc.stop()
+    monkeypatch.setenv("NANOLM_MAX_UNPACKED", "1000000")
+    whole = written(tmp_path, "b.json", '[{"text": "good"}, {"text": "' + "a" * 10_000_000)
+    with pytest.raises(DataError, match=r"line 1: a value of more than .* to JSON lines"):
+        read(whole)
+
+
+def test_other_json_is_read_as_plain_text(tmp_path: Path) -> None:
+    texts = {
+        "a.json": '{"name": "a", "tasks": [{"label": "b"}]}',
+        "b.json": "[1, 2]",
+        "c.json": "// no JSON at all",
+        "d.json": '{"x": [{"text": "a"}], "y": [{"text": "b"}]}',
+    }
+    files = [written(tmp_path, name, text) for name, text in texts.items()]
+    assert [read(file) for file in files] == [[text] for text in texts.values()]
+    files.append(written(tmp_path, "e.json", '[{"text": "a"}]'))
+    found = [TextSource(file.name, file) for file in files]
+    (note,) = documents.plain_json(found, Reading())
+    assert (
+        note == "a.json, b.json, c.json, ... (4 in all) are no lists of texts; read as plain text"
+    )
+    assert documents.plain_json(found[4:], Reading()) == []
+
+
+@given(
+    st.binary(max_size=200),
+    st.sampled_from(["a.txt", "a.jsonl", "a.json", "a.csv", "a.tsv", "a.gz"]),
+)
 def test_whatever_the_bytes_the_error_is_for_people(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, name: str
 ) -> None:

@@ -207,6 +207,15 @@ def test_a_pronunciation_dictionary(tmp_path: Path) -> None:
         read(alone, source_column="1", target_column="2")
 
 
+@pytest.mark.parametrize("count", [1, 2, 50])
+def test_one_json_object_is_no_list_of_pairs(tmp_path: Path, count: int) -> None:
+    flat = {f"word {n}": f"Wort {n}" for n in range(count)}
+    with pytest.raises(UsageError, match=r"a\.json is one JSON object; write .*\[{.source.: "):
+        read(written(tmp_path, "a.json", json.dumps(flat)))
+    one = written(tmp_path, "b.json", '{"source": "a", "target": "b"}')
+    assert rows(one) == [("a", "b")]
+
+
 def test_columns_are_not_guessed(tmp_path: Path) -> None:
     file = written(tmp_path, "a.csv", "name,city,motto\nJo Li,Oslo,be good\nAl Bo,Rome,be kind\n")
     with pytest.raises(UsageError, match=r"Pass --source-column X.* city \('Oslo'\)"):

@@ -1,5 +1,7 @@
+import contextlib
 import functools
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -7,11 +9,13 @@ import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pyarrow
 import pytest
 
 from nanolm.errors import DataError, NanolmError, UsageError
 from nanolm.text.corpus import read_corpus
 from nanolm.text.decoding import Reading
+from nanolm.text.labeled import LabelReading, read_labeled
 from nanolm.text.sources import (
     EMBEDDED,
     EMBEDDED_PAIRS,
@@ -178,3 +182,63 @@ def test_an_address_is_read_and_its_checksum_told(tmp_path: Path) -> None:
 def test_embedded(name: str, tmp_path: Path) -> None:
     with read_corpus(find(f"embedded:{name}"), Reading(), tmp_path) as corpus:
         assert corpus.size > 4_000
+
+
+def save_dataset(folder: Path, *shards: list[str]) -> None:
+    """As `save_to_disk` of the `datasets` library does."""
+    folder.mkdir(parents=True)
+    names = [f"data-{n:05}-of-{len(shards):05}.arrow" for n in range(len(shards))]
+    for name, texts in zip([*names, "cache-1.arrow"], [*shards, ["cached"]], strict=True):
+        table = pyarrow.table({"text": texts, "label": [n % 2 for n in range(len(texts))]})
+        with pyarrow.ipc.new_stream(folder / name, table.schema) as stream:
+            stream.write_table(table)
+    (folder / "dataset_info.json").write_text('{"features": {"text": {"dtype": "string"}}}')
+    files = [{"filename": name} for name in names]
+    (folder / "state.json").write_text(json.dumps({"_data_files": files, "_split": None}))
+
+
+def documents_of(folder: Path) -> list[str]:
+    with read_corpus(find(folder), Reading(), folder.parent) as corpus:
+        return corpus.read(0, corpus.length).decode(errors="replace").split("\ufffd")[1:]
+
+
+def test_a_saved_dataset(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    save_dataset(one, ["a", "b"], ["c"], ["d"])
+    assert documents_of(one) == ["a", "b", "c", "d"]
+    save_dataset(two / "train", ["a text", "b text", "c text", "d text"])
+    save_dataset(two / "test", ["e text"])
+    (two / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert documents_of(two) == ["a text", "b text", "c text", "d text"]
+    assert documents_of(two / "test") == ["e text"]
+    (note,) = find(two).notes
+    assert note == f"{two}: reading the split train, not test; pass {two}/test to read another"
+    labeled = read_labeled([str(two)], LabelReading(), lambda *_: None)
+    assert labeled.texts == documents_of(two)
+    assert labeled.labels == ["0", "1", "0", "1"]
+    assert note in labeled.notes
+
+
+def test_a_saved_dataset_that_is_damaged(tmp_path: Path) -> None:
+    save_dataset(tmp_path / "one", ["a"], ["b"])
+    (tmp_path / "one/data-00001-of-00002.arrow").unlink()
+    with pytest.raises(DataError, match=r"one is incomplete: .* 'data-00001-of-00002\.arrow'"):
+        find(tmp_path / "one")
+    (tmp_path / "secret").write_text("secret")
+    for state in ('{"_data_files": [{"filename": "../secret"}]}', "[" * 100_000, "{}", "\xff"):
+        (tmp_path / "one/state.json").write_text(state)
+        with contextlib.suppress(DataError):
+            found = find(tmp_path / "one").files
+            assert all(source.path.parent == tmp_path / "one" for source in found)
+
+
+def test_a_dataset_saved_by_the_library(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    whole = datasets.Dataset.from_dict({"text": [f"text {n}" for n in range(50)]})
+    whole.save_to_disk(tmp_path / "one", num_shards=3)
+    saved = datasets.load_from_disk(tmp_path / "one")
+    saved.map(lambda row: {"text": row["text"].upper()})  # leaves a cache beside the data
+    assert documents_of(tmp_path / "one") == list(saved["text"])
+    parts = whole.train_test_split(10, seed=1)
+    parts.save_to_disk(tmp_path / "two")
+    assert documents_of(tmp_path / "two") == list(parts["train"]["text"])

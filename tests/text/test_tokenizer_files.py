@@ -30,11 +30,14 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from nanolm.errors import DataError, ModelError, NanolmError, UsageError
 from nanolm.text import NAMED
 from nanolm.text.corpus import SAFE_CUT
-from nanolm.text.tokenizer import END_OF_TEXT, Tokenizer, spell, train_tokenizer
+from nanolm.text.saving import spell
+from nanolm.text.tokenizer import END_OF_TEXT, Tokenizer, train_tokenizer
 from nanolm.text.tokenizer_files import hugging_face, load_tokenizer, named_tokenizer, read_json
+from nanolm.text.tokenizer_files import ranks as ranks_module
 from nanolm.text.tokenizer_files.byte_level import ByteLevelFile
 from nanolm.text.tokenizer_files.hugging_face import HuggingFace
 from nanolm.text.tokenizer_files.published import PUBLISHED, Ranks
+from nanolm.text.tokenizer_files.ranks import LLAMA_3, QWEN_1, ModelRanks
 from nanolm.text.words import SPLIT
 
 TEXT = (
@@ -61,6 +64,10 @@ WHITE = [
     "\n\n\na",
 ]
 # The patterns of published models.
+LLAMA = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -240,10 +247,58 @@ def test_a_file_of_ranks_is_checked(tmp_path: Path) -> None:
         load_tokenizer(file)
 
 
-def test_ranks_that_no_merges_make_are_refused_in_json() -> None:
-    tokens = [bytes([byte]) for byte in range(256)] + [b"abcd"]
-    with pytest.raises(ModelError, match="abcd"):
-        Ranks(PUBLISHED["gpt2"], tokens).to_json()
+def test_ranks_that_no_merges_make_are_whole_words() -> None:
+    encoding = PUBLISHED["gpt2"]._replace(end_of_text=258, vocab_size=259)
+    tokenizer = Ranks(encoding, [bytes([byte]) for byte in range(256)] + [b"abcd", b"ab"])
+    encode, theirs = by_tiktoken(tokenizer).encode_ordinary, reference(tokenizer)
+    for text in ("abcd", "abcde abcd", "xabcd", "ab abab"):
+        assert tokenizer.encode(text) == encode(text) == theirs(text)
+
+
+@pytest.mark.parametrize("count", [600, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("model", "name", "pattern"),
+    [(LLAMA_3, "tokenizer.model", LLAMA), (QWEN_1, "qwen.tiktoken", QWEN)],
+)
+def test_ranks_of_models(
+    count: int | None,
+    model: ModelRanks,
+    name: str,
+    pattern: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The special tokens and patterns of Llama 3 and Qwen, with fewer or other ranks."""
+    start, qwen = count or model.ranks, model is QWEN_1
+    monkeypatch.setattr(ranks_module, "MODELS", [model._replace(ranks=start)])
+    tokens = ranks(max(start, 50_256))[:start]
+    write_ranks(tmp_path / name, tokens)
+    tokenizer = load_tokenizer(tmp_path)
+    assert isinstance(tokenizer, ByteLevelFile)
+    known = {token: id for id, token in enumerate(tokens)}
+    theirs = tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=known, special_tokens={})
+    for text in (*WHITE, TEXT, "12345 IT'S e\u0301", "<|eot_id|><|im_end|>"):
+        normal = unicodedata.normalize("NFC", text) if qwen else text
+        assert tokenizer.encode(text) == theirs.encode_ordinary(normal)
+    assert model.ranks + len(model.special) == (151_851 if qwen else 128_256)
+    assert tokenizer.vocab_size == start + len(model.special)
+    if qwen:
+        assert (tokenizer.begin, tokenizer.end_of_text) == ((), start)
+        assert tokenizer.encode_special("a<|im_end|>")[-1] == start + 2
+        assert tokenizer.spelled["<|extra_204|>"] == start + 207
+    else:
+        assert (tokenizer.begin, tokenizer.end_of_text) == ((start,), start + 1)
+        assert tokenizer.encode_prompt("")[0] == start
+        assert tokenizer.spelled["<|eot_id|>"] == start + 9
+        assert tokenizer.spelled["<|reserved_special_token_250|>"] == start + 255
+        with pytest.raises(ModelError, match=r"ranks.*Llama 3 \(\*\.model\) has"):
+            load_tokenizer(write_ranks(tmp_path / "x.tiktoken", tokens))
+    config = {"added_tokens_decoder": {str(start + 3): {"content": "<|other|>"}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert load_tokenizer(tmp_path).spelled["<|other|>"] == start + 3
+    (tmp_path / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"x": 1}}')
+    with pytest.raises(ModelError, match="special tokens of its folder"):
+        load_tokenizer(tmp_path)
 
 
 def real(name: str) -> Path:

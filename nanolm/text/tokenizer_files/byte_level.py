@@ -8,7 +8,8 @@ import numpy as np
 import regex
 
 from nanolm.text import NAMED
-from nanolm.text.tokenizer import ISOLATED, Ids, Tiktoken, utf8
+from nanolm.text.saving import ISOLATED
+from nanolm.text.tokenizer import Ids, Tiktoken, utf8
 from nanolm.text.tokenizer_files.published import CONTRACTION, GPT2, O200K, PUBLISHED, last_parts
 from nanolm.text.tokenizer_files.tokenizer_json import BYTE_OF_CHARACTER, Contents, special_tokens
 from nanolm.text.words import SPLIT
@@ -105,6 +106,13 @@ def split_pattern(pre_tokenizer: Any) -> str | None:
     return None
 
 
+def added_pattern(new: dict[str, Any]) -> str:
+    """A pattern for an added token, with the white space around it that its flags include."""
+    name = f"({regex.escape(new['content'])})"
+    name = rf"(?<!\w){name}(?!\w)" if new.get("single_word") else name
+    return (r"\s*+" if new.get("lstrip") else "") + name + (r"\s*+" if new.get("rstrip") else "")
+
+
 class ByteLevelFile(Tiktoken):
     def __init__(self, contents: Contents, ranks: dict[bytes, int], pattern: str) -> None:
         self.kind, self.text, self.pattern, self.ranks = "foreign", contents.text, pattern, ranks
@@ -119,18 +127,27 @@ class ByteLevelFile(Tiktoken):
         self.added = {new["content"]: new["id"] for new in contents.added if not new.get("special")}
         for name, id in self.added.items():
             tokens[id] = name.encode()
-        names = sorted((new["content"] for new in contents.added), key=len, reverse=True)
-        self.matched = regex.compile("|".join(map(regex.escape, names)))
+        found = sorted(contents.added, key=lambda new: len(new["content"]), reverse=True)
+        self.matched = regex.compile("|".join(regex.escape(new["content"]) for new in found))
+        self.typed = regex.compile("|".join(map(added_pattern, found))) if found else None
         self.normalized = contents.whole.get("normalizer") is not None
         super().__init__(tokens, **special_tokens(contents, contents.ids))
 
     def encode_array(self, text: str) -> Ids:
+        return self._between(self.matched if self.added else None, self.added, text)
+
+    def encode_special(self, text: str) -> list[int]:
+        ids: list[int] = self._between(self.typed, self.added | self.spelled, text).tolist()
+        return ids
+
+    def _between(self, pattern: Any, ids: dict[str, int], text: str) -> Ids:
+        """The ids of `text`, in which `pattern` matches added tokens."""
         utf8(text)
         pieces: list[Ids] = []
         start = 0
-        for match in self.matched.finditer(text) if self.added else ():
-            if match[0] in self.added:
-                id = np.array([self.added[match[0]]], dtype=np.uint32)
+        for match in pattern.finditer(text) if pattern else ():
+            if (name := match[match.lastindex or 0]) in ids:
+                id = np.array([ids[name]], dtype=np.uint32)
                 pieces += [self._plain(text[start : match.start()]), id]
                 start = match.end()
         return np.concatenate([*pieces, self._plain(text[start:])])

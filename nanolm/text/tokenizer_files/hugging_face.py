@@ -2,8 +2,11 @@
 
 import math
 import threading
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -28,7 +31,7 @@ class HuggingFace(Tokenizer):
     def __init__(self, contents: Contents) -> None:
         self.text, self.file = contents.text, contents.file
         try:
-            from tokenizers import Tokenizer as Library
+            import tokenizers
         except ImportError:
             message = f"{self.file} requires Hugging Face tokenizers: pip install 'nanolm[hf]'"
             raise UsageError(message) from None
@@ -42,9 +45,10 @@ class HuggingFace(Tokenizer):
             if growth(contents.whole.get(key)) > math.log(most):
                 raise ModelError(f"{self.file}: its {key} expands texts too much")
         with blamed(f"{self.file} is not a Hugging Face tokenizer"):
-            self.library = Library.from_str(self.text)
-            self.library.no_truncation()
-            self.library.no_padding()
+            self.special_library = tokenizers.Tokenizer.from_str(self.text)
+            self.special_library.no_truncation()
+            self.special_library.no_padding()
+            self.library = deepcopy(self.special_library)
             self.library.encode_special_tokens = True  # treats them as text
             ids: dict[str, int] = self.library.get_vocab(with_added_tokens=True)
         special = tokenizer_json.special_tokens(contents, ids)
@@ -53,6 +57,8 @@ class HuggingFace(Tokenizer):
         # The other parts show how to get the text of a token from its name.
         parts = str([contents.whole.get(k) for k in ("normalizer", "pre_tokenizer", "decoder")])
         fallback, blank, spelled = (part in parts for part in ("ByteFallback", BLANK, "ByteLevel"))
+        model = contents.whole["model"]
+        suffix = model.get("end_of_word_suffix") or ""
         tokens = [b""] * (max(ids.values()) + 1)
         others: list[int] = []
         for token, id in ids.items():
@@ -63,20 +69,45 @@ class HuggingFace(Tokenizer):
             elif blank:
                 tokens[id] = token.replace(BLANK, " ").encode()
             elif spelled and BYTE_OF_CHARACTER.keys() >= set(token):
-                tokens[id] = bytes(BYTE_OF_CHARACTER[character] for character in token)
+                ends = suffix and token.endswith(suffix)
+                name = token.removesuffix(suffix) if ends else token
+                tokens[id] = bytes(BYTE_OF_CHARACTER[character] for character in name)
+                tokens[id] += b" " if ends else b""
             else:
                 others.append(id)
         for id, text in zip(others, self._decode([[id] for id in others]), strict=True):
             tokens[id] = text.encode()
+        self.unknown: int | None = ids.get(model.get("unk_token"), model.get("unk_id"))
         super().__init__(tokens, **special)
 
     def encode_array(self, text: str) -> Ids:
+        return np.array(self._encode(self.library, text).ids, np.uint32)
+
+    def encode_special(self, text: str) -> list[int]:
+        return list(self._encode(self.special_library, text).ids)
+
+    def _encode(self, library: Any, text: str) -> Any:
         utf8(text)
+        encode = partial(library.encode_batch, [text], add_special_tokens=False)
         with blamed(f"{self.file} cannot encode this text"):
-            (encoded,) = in_time(
-                partial(self.library.encode_batch, [text], add_special_tokens=False), len(text)
-            )
-        return np.array(encoded.ids, np.uint32)
+            return in_time(encode, len(text))[0]
+
+    def dropped(self, text: str) -> Counter[str]:
+        # A normalizer may join characters, and only one of them counts as part of the token.
+        forms = dict.fromkeys([text, unicodedata.normalize("NFC", text)])
+        return min(map(self._dropped, forms), key=Counter.total)
+
+    def _dropped(self, text: str) -> Counter[str]:
+        encoded = self._encode(self.library, text)
+        kept = np.zeros(len(text), dtype=bool)
+        for id, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True):
+            kept[start:stop] |= id != self.unknown
+        lost = Counter(text[at] for at in np.flatnonzero(~kept).tolist() if not text[at].isspace())
+        for character in [*lost]:  # it may be part of an unknown word
+            ids = set(self._encode(self.library, character).ids) - {self.unknown}
+            if any(self.tokens[id].strip() for id in ids):
+                del lost[character]
+        return lost
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._decode([list(ids)])[0]

@@ -1,17 +1,15 @@
-"""OpenAI's encodings, by name or from a *.tiktoken file (base64 token and rank on each line)."""
+"""OpenAI's encodings, which tiktoken knows by name."""
 
-import base64
 import threading
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 import tiktoken
 
-from nanolm.errors import ModelError, UsageError, did_you_mean
+from nanolm.errors import UsageError, did_you_mean
 from nanolm.text import NAMED
-from nanolm.text.tokenizer import END_OF_TEXT, Tiktoken, byte_level_json
-from nanolm.text.tokenizer_files.tokenizer_json import read
+from nanolm.text.saving import byte_level_json
+from nanolm.text.tokenizer import END_OF_TEXT, Tiktoken
 
 DOWNLOAD_TIMEOUT = 60  # seconds for 4 MB; tiktoken itself would wait forever
 
@@ -88,34 +86,6 @@ def named_tokenizer(name: str) -> "Ranks":
     return Ranks(published, tokens)
 
 
-def read_ranks(file: Path) -> "Ranks":
-    """The encoding in a file, identified by its number of ranks."""
-    ranks: dict[bytes, int] = {}
-    for number, line in enumerate(read(file).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            word, rank = line.split()
-            token = base64.b64decode(word, validate=True)
-            if ranks.setdefault(token, int(rank)) != int(rank):
-                raise ValueError
-        except ValueError:
-            message = f"{file}, line {number}: expected a new token in base64 and its rank"
-            raise ModelError(message) from None
-    encoding = next((known for known in PUBLISHED.values() if known.ranks == len(ranks)), None)
-    if encoding is None:
-        known = ", ".join(f"{known.kind} has {known.ranks:,}" for known in PUBLISHED.values())
-        raise ModelError(
-            f"{file} has {len(ranks):,} ranks, which matches no known encoding ({known})"
-        )
-    tokens = sorted(ranks, key=ranks.__getitem__)
-    if [ranks[token] for token in tokens] != list(range(len(tokens))):
-        raise ModelError(f"{file}: the ranks must be the numbers from 0 to {len(tokens) - 1:,}")
-    if sum(len(token) == 1 for token in tokens) < 256:
-        raise ModelError(f"{file}: every byte must be a token")
-    return Ranks(encoding, tokens)
-
-
 class Ranks(Tiktoken):
     def __init__(self, encoding: Published, tokens: list[bytes]) -> None:
         self.kind, self.pattern, self.portable = encoding.kind, encoding.pattern, encoding.portable
@@ -124,18 +94,27 @@ class Ranks(Tiktoken):
 
     @cached_property
     def _json(self) -> str:
-        ranks, merges = self.ranks, []
-        for token in (token for token in ranks if len(token) > 1):
-            parts = last_parts(token, ranks)
-            if len(parts) != 2:
-                raise ModelError(f"{token!r} is not a merge of two tokens with lower ranks")
-            merges.append((ranks[parts[0]], ranks[parts[1]]))
         # `tokenizers` numbers special tokens itself, after the last rank, so there are no gaps.
-        special = {id: f"<|reserved_{id}|>" for id in range(len(ranks), self.vocab_size)}
-        return byte_level_json(self.tokens, merges, self.portable, special | self.special)
+        special = {id: f"<|reserved_{id}|>" for id in range(len(self.ranks), self.vocab_size)}
+        return ranks_json(self.tokens, self.portable, special | self.special)
 
     def to_json(self) -> str:
         return self._json
+
+
+def ranks_json(
+    tokens: list[bytes], pattern: str, special: dict[int, str], whole_words: bool = False
+) -> str:
+    """tokenizer.json for ranks: a merge for each token. If merges do not reach some tokens, these
+    are used for whole words only (`whole_words`), and all possible merges are listed."""
+    ranks = {token: id for id, token in enumerate(tokens) if token}
+    parts = [] if whole_words else [last_parts(each, ranks) for each in ranks if len(each) > 1]
+    if whole_words or any(len(pair) != 2 for pair in parts):
+        splits = ([token[:at], token[at:]] for token in ranks for at in range(1, len(token)))
+        parts = [pair for pair in splits if pair[0] in ranks and pair[1] in ranks]
+        whole_words = True
+    merges = [(ranks[left], ranks[right]) for left, right in parts]
+    return byte_level_json(tokens, merges, pattern, special, ignore_merges=whole_words)
 
 
 def last_parts(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
