@@ -330,7 +330,7 @@ def read_state(folder: Path, config: Config) -> tuple[dict[str, Tensor], str]:
         if stored.is_partial(folder):
             return {name: read_tensor(each) for name, each in tensors.items()}, large
         state = {}
-        for mapping in stored.tensor_mappings(config):
+        for mapping in stored.tensor_mappings(config, stored.family_of(folder, config)):
             parts = [read_tensor(tensors[name]) for name in mapping.stored_names]
             whole = torch.cat(parts) if len(parts) > 1 else parts[0]
             if heads := mapping.interleaved_heads:

@@ -210,7 +210,7 @@ def checked_tensors(
     partial checkpoint, the trained ones."""
     partial, problem = is_partial(folder), "does not match its config.json"
     with ExitStack() as stack:
-        prefix = "" if partial else PREFIX[model_type(config)[0]]
+        prefix = "" if partial else PREFIX[family_of(folder, config)]
         if folder.is_file():
             tensors, problem = open_gguf(folder, config), "does not match its header"
         else:
@@ -219,7 +219,8 @@ def checked_tensors(
         layers += config.encoder_layers if isinstance(config, Seq2SeqConfig) else 0
         if layers > len(tensors) and not partial:  # before building that many
             raise ModelError(f"{folder} {problem}: fewer than {layers} layers")
-        if problems := mismatches(config, tensors, partial):
+        mappings = [] if partial else tensor_mappings(config, family_of(folder, config))
+        if problems := mismatches(config, tensors, mappings, partial):
             raise mismatch(f"{folder} {problem}", problems)
         yield tensors
 
@@ -325,13 +326,23 @@ def stored_dtype(folder: Path) -> str:
     return DTYPES.get(dtype, dtype)
 
 
-def mismatches(config: Config, tensors: dict[str, StoredTensor], partial: bool) -> list[str]:
+def family_of(folder: Path, config: Config) -> str:
+    """The family that the names of tensors follow. An older version may have saved a model in our
+    own format that a family has since been added for."""
+    if folder.is_file():  # GGUF
+        return model_type(config)[0]
+    return str(read_json(folder / "config.json")["model_type"])
+
+
+def mismatches(
+    config: Config, tensors: dict[str, StoredTensor], mappings: list[TensorMapping], partial: bool
+) -> list[str]:
     """Tensors that are missing or unexpected, or have another shape or an unsupported dtype. In a
     partial checkpoint, names and shapes are those in memory, and none counts as missing."""
     shapes = parameter_shapes(config)
     expected: dict[str, Shape] = dict(shapes) if partial else {}
     optional = constant_shapes(config)
-    for mapping in [] if partial else tensor_mappings(config):
+    for mapping in mappings:
         for name, size in zip(mapping.stored_names, mapping.sizes, strict=True):
             part = (size, *shapes[mapping.name][1:])
             expected[name] = part[::-1] if mapping.transposed else part
@@ -355,9 +366,10 @@ def shape_problems(
     return found
 
 
-def tensor_mappings(config: Config) -> list[TensorMapping]:
-    """Every parameter of a model with its names on disk, without the family's prefix."""
-    family, _ = model_type(config)
+def tensor_mappings(config: Config, family: str | None = None) -> list[TensorMapping]:
+    """Every parameter of a model with its names on disk, without the family's prefix. By default,
+    those that the model is saved with."""
+    family = family or model_type(config)[0]
     if isinstance(config, ClassifierConfig):
         base = replace(config.base, tied=True)  # a classifier has no output layer
         inside = base_mappings(base, family)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from journeys import counts
-from models import PUBLISHED_FAMILIES, gpt_config
+from models import PUBLISHED_FAMILIES, gpt_config, lively
 from safetensors.torch import load_file, save_file
 from test_huggingface import LLAMA3, YARN, check_parity, randomized
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -427,6 +427,20 @@ def test_files_of_older_versions_lack_newer_switches() -> None:
     del old["heads"]
     with pytest.raises(ModelError, match="heads is missing"):
         config_from_json(old, Path("config.json"))
+
+
+def test_a_model_that_an_older_version_saved_in_our_format(tmp_path: Path) -> None:
+    """It would now be saved as GPT-NeoX, with other names."""
+    sequential = {"parallel_residual": False, "rotary_dims": None}
+    config = gpt_config(**PUBLISHED_FAMILIES["gpt_neox"] | sequential)
+    assert model_type(config)[0] == "gpt_neox"
+    values = {**OWN, **vars(config)}
+    old = {name: value for name, value in values.items() if name not in NEW}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    model = lively(config)
+    save_file(dict(model.named_parameters()), tmp_path / "model.safetensors")
+    ids = torch.randint(40, (2, 8))
+    assert torch.equal(load_model(tmp_path)(ids), model(ids))
 
 
 @pytest.mark.parametrize(
