@@ -9,17 +9,20 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from nanolm import files
-from nanolm.errors import DataError, ModelError, NanolmError, UsageError
+from nanolm.choice import Report
+from nanolm.errors import DataError, ModelError, NanolmError
 from nanolm.formats import counted
 from nanolm.model import stored
 from nanolm.model.base import Model
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, Seq2SeqConfig
+from nanolm.model.config_json import model_type
 from nanolm.model.huggingface import (
     SHARD,
     load_classifier,
@@ -40,13 +43,27 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 COPIED = (*(name for name in MODEL_FILES if name != CONFIG), *WITHOUT_JSON)
 
 
-def export_folder(run: str, to: Path, dtype: str | None, note: Callable[[str], None]) -> None:
+@dataclass(frozen=True)
+class Export:
+    """What was written."""
+
+    file: Path  # or the folder
+    bytes: int
+    architecture: str
+    tokenizer: str
+
+
+def export_folder(
+    run: str,
+    to: Path,
+    dtype: str | None,
+    note: Callable[[str], None],
+    report: Report = lambda *how_far: None,
+) -> Export:
     shown, to = to, Path(os.path.abspath(to))
     if os.path.lexists(to) and (why := why_not_replace(to)):
         raise DataError(f"{why}; choose another --to, or delete {shown}")
-    folder = find_named(run, note, lambda *progress: None)
-    if not folder.is_dir():
-        raise UsageError(f"{run} is a GGUF file; only a model folder can be exported to a folder")
+    folder = find_named(run, note, report)
     config, history = stored.load_any_config(folder), read_history(Path(run), folder)
     reason = "--type"
     if dtype is None:
@@ -81,6 +98,8 @@ def export_folder(run: str, to: Path, dtype: str | None, note: Callable[[str], N
     if todo in card:
         note(f"before you publish it, choose a license in {shown / CARD}")
     note(f"to publish it: hf upload NAME {shlex.quote(str(shown))}")
+    size = sum(file.stat().st_size for file in to.iterdir())
+    return Export(to, size, model_type(config)[0], model_tokenizer(to).kind)
 
 
 def load_any(folder: Path, config: Config) -> Model | Classifier | Seq2Seq:

@@ -32,6 +32,7 @@ from nanolm.model.stored import (
     load_config,
     tensor_mappings,
 )
+from nanolm.runs.export import Export
 from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.tokenizer_files.gguf import tokenizer_values
@@ -47,15 +48,6 @@ CHATML = (
     "{{{{ range .Messages }}}}{open}{{{{ .Role }}}}\n{{{{ .Content }}}}{close}\n"
     "{{{{ end }}}}{open}assistant\n"
 )
-
-
-class Export(NamedTuple):
-    file: Path
-    bytes: int
-    architecture: str
-    tokenizer: str
-    modelfile: Path
-    command: str  # that makes it known to Ollama
 
 
 class Written(NamedTuple):
@@ -118,9 +110,11 @@ def export_gguf(
     files.write_atomically(modelfile, ollama_modelfile(to.name, config, tokenizer))
     for text in notes:
         note(text)
-    command = shlex.join(["ollama", "create", to.stem, "-f", str(modelfile)])
+    size = to.stat().st_size
+    note(f"wrote {to} ({size / 1000:,.0f} kB) and {modelfile.name}")
+    note(f"for Ollama: {shlex.join(['ollama', 'create', to.stem, '-f', str(modelfile)])}")
     family = str(values["general.architecture"])
-    return Export(to, to.stat().st_size, family, tokenizer.kind, modelfile, command)
+    return Export(to, size, family, tokenizer.kind)
 
 
 def tensors_of(stored: dict[str, StoredTensor], config: GPTConfig, dtype: str) -> Iterator[Written]:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import nanolm
 from nanolm import files
 from nanolm.classification.classifier import load as load_classifier
-from nanolm.errors import DataError, ModelError, UsageError
+from nanolm.errors import DataError, ModelError
 from nanolm.generation.language_model import load
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig, configure
@@ -216,10 +216,11 @@ def test_only_an_earlier_export_is_replaced(model: Path, trained: Path, tmp_path
         export(model, out)
 
 
-def test_a_gguf_file_is_refused(model: Path, tmp_path: Path) -> None:
-    export_gguf(str(model), tmp_path / "model.gguf", None, print, lambda *progress: None)
-    with pytest.raises(UsageError, match="is a GGUF file; only a model folder"):
-        export(tmp_path / "model.gguf", tmp_path / "out")
+def test_a_gguf_file(model: Path, tmp_path: Path) -> None:
+    export_gguf(str(model), tmp_path / "model.gguf", "f32", print)
+    export(tmp_path / "model.gguf", tmp_path / "folder")
+    before, after = load(model, print), load(tmp_path / "folder", print)
+    assert before.generate("the", seed=1) == after.generate("the", seed=1)
 
 
 def test_an_edited_card_is_kept(model: Path, tmp_path: Path) -> None:

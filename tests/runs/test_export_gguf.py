@@ -27,7 +27,8 @@ from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig, RopeScaling, configure
 from nanolm.model.huggingface import load_model, save_model
 from nanolm.runs import export_gguf as module
-from nanolm.runs.export_gguf import Export, export_gguf
+from nanolm.runs.export import Export
+from nanolm.runs.export_gguf import export_gguf
 from nanolm.text.saving import BYTE_LEVEL
 from nanolm.text.tokenizer import Tokenizer, train_tokenizer
 from nanolm.text.tokenizer_files import read_json
@@ -313,7 +314,10 @@ def test_conversations(where: str, tmp_path: Path) -> None:
     assert again.encode_prompt(text) == ours.encode_prompt(text)
     assert read_header(made.file).values["tokenizer.chat_template"] == CHATML
     assert read_header(exported_again(made)).values["tokenizer.chat_template"] == CHATML
-    assert "{{ range .Messages }}<|im_start|>{{ .Role }}" in made.modelfile.read_text()
+    assert (
+        "{{ range .Messages }}<|im_start|>{{ .Role }}"
+        in made.file.with_suffix(".Modelfile").read_text()
+    )
     with LlamaCpp(made.file) as llama:
         assert llama.encode(text) == ours.encode(text)
         added = llama.ask("tokenize", content="Once", add_special=True)["tokens"]
@@ -421,7 +425,7 @@ def test_every_command_takes_a_gguf_file(trained: Path, cli: Cli, tmp_path: Path
         assert values[0].get("loss") == values[1].get("loss")
     done = cli("info", "tiny.gguf")
     assert "qwen3, readable by nanolm and llama.cpp" in done.stdout
-    assert "stored as F32" in done.stdout
+    assert "stored as float32" in done.stdout
     done = cli("tokenizer", "encode", "--tokenizer", "tiny.gguf", "cats", "--json")
     assert done.returncode == 0, done.stderr
     few = ("--steps", "2", "--batch", "2", "--device", "cpu", "--no-compile", "--threads", "1")
