@@ -247,11 +247,11 @@ def test_fine_tuning_and_classifying_on_a_gpu(train: str, tmp_path: Path) -> Non
     assert logits == pytest.approx(here.logits(texts), abs=1e-3)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["modern", "llama", "gpt2"])
 def test_lora_on_a_gpu(family: str, tmp_path: Path) -> None:
     """Fused kernels, which would skip the adapters, stand aside: what is trained is saved."""
     shape: dict[str, Any] = {"layers": 2, "heads": 2, "dim": 64, "context": 64, "family": family}
-    nanolm.train("embedded:tiny", out=tmp_path / "base", steps=20, **shape)
+    nanolm.train("embedded:tiny", out=tmp_path / "base", steps=3, **shape)
     how: dict[str, Any] = {"train": "lora", "steps": 60, "batch": 8, "lr": 1e-2}
     result = nanolm.train(
         "embedded:tiny", start_from=tmp_path / "base", out=tmp_path / "run", **how

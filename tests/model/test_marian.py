@@ -225,5 +225,5 @@ def test_a_folder_without_tokenizer_json(tmp_path: Path) -> None:
     """Such as a published model, with source.spm, target.spm and vocab.json."""
     save_seq2seq(lively_seq2seq("encoder-decoder"), tmp_path, train_tokenizer([], "byte"))
     (tmp_path / "tokenizer.json").rename(tmp_path / "vocab.json")
-    with pytest.raises(ModelError, match=r"has no tokenizer\.json\. nanolm does not read Sent"):
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json\. Its SentencePiece files"):
         model_tokenizers(tmp_path)

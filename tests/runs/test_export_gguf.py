@@ -265,7 +265,7 @@ def test_characters_without_a_space_and_with_its_spelling(tmp_path: Path) -> Non
         config = configure("modern", vocab_size=tokenizer.vocab_size, **SHAPE)
         folder = saved(tmp_path / str(number), lively(config), tokenizer)
         made = export_gguf(str(folder), folder.with_suffix(".gguf"), "f32", notes.append)
-        assert ["U+2581" in note for note in notes] == [True] * number
+        assert sum("U+2581" in note for note in notes) == number
         assert nanolm.load_tokenizer(made.file).fingerprint() == tokenizer.fingerprint()
         with LlamaCpp(made.file) as llama:
             check_ids(llama, tokenizer, ["日本 語", "a  b ", "é▂"])

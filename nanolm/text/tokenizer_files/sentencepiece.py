@@ -6,15 +6,12 @@ for every text is refused. The file is a protobuf message, and only its known fi
 
 import math
 import struct
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import regex
-
 from nanolm.errors import ModelError
-from nanolm.text.saving import BPE_MODEL, ISOLATED, tokenizer_json
+from nanolm.text.saving import BPE_MODEL, tokenizer_json
 from nanolm.text.tokenizer_files.merges import CURE, added_tokens, content, tokenizer_class
 from nanolm.text.tokenizer_files.tokenizer_json import read_bytes, read_settings
 
@@ -23,17 +20,11 @@ MOST_SPLITS = 100_000_000  # sum of squared lengths of pieces; real models have 
 BLANK = "\u2581"  # how SentencePiece writes a space
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # types of pieces
 UNIGRAM, BPE = 1, 2  # types of models
-NEVER = -1e6  # a score that loses to any other way to split a text
 # The numbers of fields of the trainer's settings, with their defaults.
 MODEL_TYPE, SUFFIX, BYTE_FALLBACK, BOS_ID, EOS_ID, PAD_ID = 3, 24, 35, 41, 42, 43
 TRAINER = {MODEL_TYPE: UNIGRAM, SUFFIX: 0, BYTE_FALLBACK: 0, BOS_ID: 1, EOS_ID: 2, PAD_ID: -1}
-NAME, CHARACTERS_MAP, DUMMY_PREFIX, REMOVE_SPACES, ESCAPE_SPACES = (
-    1,
-    2,
-    3,
-    4,
-    5,
-)  # of the normalizer
+# Those of the normalizer's.
+NAME, CHARACTERS_MAP, DUMMY_PREFIX, REMOVE_SPACES, ESCAPE_SPACES = range(1, 6)
 NORMALIZER = {NAME: b"", CHARACTERS_MAP: b"", DUMMY_PREFIX: 1, REMOVE_SPACES: 1, ESCAPE_SPACES: 1}
 
 
@@ -65,7 +56,7 @@ def sentencepiece_to_json(file: Path) -> tuple[str, dict[str, Any]]:
     except (ValueError, TypeError, struct.error):
         raise ModelError(f"{file} is damaged, or not a SentencePiece model") from None
     if problem := unsupported(model):
-        raise ModelError(f"{file} cannot be converted to a tokenizer.json: {problem}")
+        raise ModelError(f"{file} cannot be converted to a tokenizer.json: {problem}; {CURE}")
     pieces, trainer, normalizer = model
     names = {"bos_token": BOS_ID, "eos_token": EOS_ID, "pad_token": PAD_ID}
     numbered = {key: trainer[field] for key, field in names.items()}
@@ -89,13 +80,12 @@ def sentencepiece_to_json(file: Path) -> tuple[str, dict[str, Any]]:
     decoders = [blank, {"type": "ByteFallback"}, {"type": "Fuse"}]
     if normalizer[DUMMY_PREFIX]:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    bpe = trainer[MODEL_TYPE] == BPE
     parts = {
         "normalizer": {"type": "Sequence", "normalizers": [*normalizers(normalizer)]},
-        "pre_tokenizer": None if bpe else apart(pieces),
+        "pre_tokenizer": None,
         "post_processor": processor,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": bpe_model(model, vocabulary) if bpe else unigram_model(model),
+        "model": bpe_model(model, vocabulary),
     }
     return tokenizer_json(parts, sorted(added.values(), key=lambda new: new["id"])), defaults
 
@@ -158,8 +148,10 @@ def unsupported(model: SentencePiece) -> str:
     types = {piece.type for piece in pieces}
     normal = {piece.text for piece in pieces if piece.type == NORMAL}
     alone = {text for text in normal if len(text) == 1}
-    if trainer[MODEL_TYPE] not in (UNIGRAM, BPE):
-        return "it is neither a BPE nor a Unigram model"
+    if trainer[MODEL_TYPE] == UNIGRAM:
+        return "it is a Unigram model, in which tokenizers adds up scores more precisely"
+    if trainer[MODEL_TYPE] != BPE:
+        return "it is not a BPE model"
     if normalizer[CHARACTERS_MAP]:
         name = str(normalizer[NAME], "utf-8", "replace")
         return f"it normalizes texts ({name:.40}), which tokenizers does differently"
@@ -180,12 +172,9 @@ def unsupported(model: SentencePiece) -> str:
         return "its pieces are too long"
     if not set().union(*normal) <= alone:
         return "a character of a piece is not a piece"
-    if trainer[MODEL_TYPE] == BPE:
-        scores = Counter(
-            piece.score for piece in pieces if piece.type == NORMAL and len(piece.text) > 1
-        )
-        if any(times > 1 for times in scores.values()):
-            return "several pieces have the same score"
+    longer = [piece for piece in pieces if piece.type == NORMAL and len(piece.text) > 1]
+    if len({piece.score for piece in longer}) < len(longer):
+        return "several pieces have the same score"
     return ""
 
 
@@ -218,31 +207,6 @@ def bpe_model(model: SentencePiece, vocabulary: dict[str, int]) -> dict[str, Any
     fallback = bool(model.trainer[BYTE_FALLBACK])
     options = {"unk_token": unknown, "fuse_unk": True, "byte_fallback": fallback}
     return {**BPE_MODEL, **options, "vocab": vocabulary, "merges": merges}
-
-
-def unigram_model(model: SentencePiece) -> dict[str, Any]:
-    """The pieces with the highest sum of scores. Names like <s> in a text are not their pieces."""
-    scores = [
-        [piece.text, piece.score if piece.type in (NORMAL, USER_DEFINED) else NEVER]
-        for piece in model.pieces
-    ]
-    unknown = next(id for id, piece in enumerate(model.pieces) if piece.type == UNKNOWN)
-    fallback = bool(model.trainer[BYTE_FALLBACK])
-    return {"type": "Unigram", "unk_id": unknown, "vocab": scores, "byte_fallback": fallback}
-
-
-def apart(pieces: list[Piece]) -> dict[str, Any] | None:
-    """A split of names like <s> at a character that is unknown, and so in no other piece."""
-    alone = {piece.text for piece in pieces if piece.type == NORMAL and len(piece.text) == 1}
-    patterns = []
-    for name in (piece.text for piece in pieces if piece.type not in (NORMAL, USER_DEFINED)):
-        at = next((at for at, character in enumerate(name) if character not in alone), None)
-        if at is not None:
-            before, character, after = map(regex.escape, (name[:at], name[at], name[at + 1 :]))
-            patterns.append(f"(?<={before}){character}(?={after})")
-    if not patterns:
-        return None
-    return {"type": "Split", "pattern": {"Regex": "|".join(patterns)}, **ISOLATED}
 
 
 def opening(name: str, added: dict[str, dict[str, Any]]) -> dict[str, Any]:
