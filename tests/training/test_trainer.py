@@ -121,7 +121,7 @@ def test_training_starts_from_another_model(trained: Path, corpus: Path, tmp_pat
     assert weights(whole) == weights(broken)
 
 
-@pytest.mark.parametrize("family", ["gpt_neox", "smollm3"])
+@pytest.mark.parametrize("family", ["gpt_neox", pytest.param("smollm3", marks=pytest.mark.slow)])
 def test_switches_of_published_models_survive(family: str, tmp_path: Path) -> None:
     """Started from such a model, resumed and extended."""
     tokenizer, base = train_tokenizer([], "byte"), tmp_path / "base"
