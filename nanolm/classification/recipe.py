@@ -139,7 +139,7 @@ def learning_rate(
     if settings.train == "head":
         return 1e-4, "for a head that starts from a linear probe"
     if settings.train == "lora":
-        return recipe.LORA_RATE, "for LoRA adapters"
+        return recipe.LORA_CLASSIFIER_RATE, "for LoRA adapters"
     rate, reason = 0.05 / dim, f"for a pretrained model with embedding width {dim}"
     if count >= FEW_TEXTS and dim < WIDE_DIM:
         rate, reason = rate * (WIDE_DIM / dim) ** 0.5, f"{reason} and {count:,} texts"
