@@ -256,7 +256,7 @@ CASES: dict[str, tuple[Damage, str]] = {
     "merges of nothing": (key(f"{GGML}merges", ["q q"]), "the result of a merge is not a token"),
     "merges of three": (key(f"{GGML}merges", ["a b c"]), "not a valid tokenizer.json"),
     "another tokenizer": (key(f"{GGML}model", "bert"), "nanolm reads gpt2"),
-    "a SentencePiece tokenizer": (key(f"{GGML}model", "llama"), "only from its own files"),
+    "a SentencePiece tokenizer": (key(f"{GGML}model", "llama"), "scores is missing"),
     "an unknown pattern": (key(f"{GGML}pre", "what"), "nanolm reads llama-bpe"),
     "a list as pattern": (key(f"{GGML}pre", ["llama-bpe"]), "nanolm reads llama-bpe"),
     "an end that is no token": (special(9999), "must be the id of a token"),

@@ -2,6 +2,7 @@
 
 import errno
 import importlib.util
+import io
 import itertools
 import json
 import math
@@ -324,6 +325,49 @@ def test_conversations(where: str, tmp_path: Path) -> None:
         assert added == ours.encode_prompt("Once")
         messages = [{"role": "user", "content": "x"}]
         assert llama.ask("apply-template", messages=messages)["prompt"] == "<|im_start|>user"
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_sentencepiece_tokenizer_of_others(prefix: bool, tmp_path: Path) -> None:
+    """As in GGUF files of Llama 2."""
+    sentencepiece, size, model = pytest.importorskip("sentencepiece"), 400, io.BytesIO()
+    text = TEXT.read_text(encoding="utf-8")[:100_000]
+    how = {"model_type": "bpe", "byte_fallback": True, "add_dummy_prefix": prefix}
+    how |= {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+    how |= {"vocab_size": size, "minloglevel": 2}
+    lines = iter(text.splitlines())
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, **how)
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    config = configure("llama", vocab_size=size, **SHAPE)
+    folder = saved(tmp_path / "model", lively(config), train_tokenizer([text], "bpe", size))
+    header, file = read_header(exported(folder).file), tmp_path / "theirs.gguf"
+    kinds = [theirs.is_unknown, theirs.is_control, theirs.is_byte]
+    types = [1] * size
+    for number, is_of_this_kind in zip((2, 3, 6), kinds, strict=True):
+        types = [number if is_of_this_kind(id) else each for id, each in enumerate(types)]
+    values = {key: value for key, value in header.values.items() if "tokenizer" not in key} | {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": [theirs.id_to_piece(id) for id in range(size)],
+        "tokenizer.ggml.scores": [theirs.get_score(id) for id in range(size)],
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.add_space_prefix": prefix,
+        **{"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2},
+    }
+    tensors = [(each.name, each.shape, "F32") for each in header.tensors.values()]
+    with file.open("wb") as stream:
+        data = (blocks.quantize(header.read(name), "F32") for name, _, _ in tensors)
+        write_gguf(stream, values, tensors, data)
+    ours = nanolm.load_tokenizer(file)
+    assert ours.begin == (1,) and ours.end_of_text == 2
+    with LlamaCpp(file) as llama:
+        odd = ["  a  b ", "naïve 日本 🎉\t\n x", "<s></s><0x41>", "\u2581a", "x" * 300]
+        for each in [*text.splitlines()[:50], *odd]:
+            assert ours.encode(each) == theirs.encode(each), each
+            assert ours.encode(each) == llama.encode(each), each
+        prompt = ours.encode_prompt("Once")
+        assert prompt[0] == 1
+        assert llama.greedy(prompt, 20) == greedy(load_model(file), prompt, 20, [2])
 
 
 def exported_again(made: Export) -> Path:

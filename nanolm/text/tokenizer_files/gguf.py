@@ -3,11 +3,12 @@
     >>> values, notes = tokenizer_values(tokenizer, vocab_size=1024)
     {'tokenizer.ggml.model': 'gpt2', 'tokenizer.ggml.pre': 'llama-bpe', ...}
 
-The format has byte-level BPE ("gpt2"), whose split pattern it knows by name, and SentencePiece
+The format has byte-level BPE ("gpt2"), whose split pattern it knows by name, and SentencePiece BPE
 ("llama"). Characters are written as the latter, with nothing to merge.
 """
 
 import json
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -17,6 +18,20 @@ from nanolm.text.saving import BPE_MODEL, BYTE_LEVEL, ISOLATED, tokenizer_json
 from nanolm.text.tokenizer import END_OF_TEXT, Characters, Tokenizer
 from nanolm.text.tokenizer_files.byte_level import AFFIXES, DIGITS, MISTRAL, QWEN, split_pattern
 from nanolm.text.tokenizer_files.published import CL100K, GPT2, O200K
+from nanolm.text.tokenizer_files.sentencepiece import (
+    BPE,
+    BYTE_FALLBACK,
+    DUMMY_PREFIX,
+    MODEL_TYPE,
+    NORMALIZER,
+    REMOVE_SPACES,
+    TRAINER,
+    Piece,
+    SentencePiece,
+    model_to_json,
+    opening,
+    unsupported,
+)
 from nanolm.text.tokenizer_files.tokenizer_json import Contents, check
 from nanolm.text.words import SPLIT
 
@@ -123,7 +138,9 @@ def tokenizer_of(header: Header) -> tuple[str, dict[str, Any], dict[str, int]]:
     values = {k.removeprefix(PREFIX): v for k, v in header.values.items() if k.startswith(PREFIX)}
     kind, tokens = values.get("model"), values.get("tokens")
     if kind not in ("gpt2", "llama"):
-        raise wrong(header, "model", kind, "nanolm reads gpt2 (byte-level BPE) and its own llama")
+        raise wrong(
+            header, "model", kind, "nanolm reads gpt2 (byte-level BPE) and llama (SentencePiece)"
+        )
     if not is_list(tokens, str) or not tokens:
         raise wrong(header, "tokens", tokens, "must be a list of texts")
     types = values.get("token_type", [NORMAL] * len(tokens))
@@ -135,7 +152,9 @@ def tokenizer_of(header: Header) -> tuple[str, dict[str, Any], dict[str, int]]:
         raise ModelError(f"{header.path}: {PREFIX}tokens has duplicates")
     begin, settings = read_special(header, values, used)
     if kind == "llama":
-        return own_characters(header, values, tokens).to_json(), settings, ids
+        own = own_characters(values, tokens)
+        text = own.to_json() if own else sentencepiece_json(header, values, types, begin or "")
+        return text, settings, ids
     added = {id: token for id, token in used.items() if types[id] in (CONTROL, USER_DEFINED)}
     last = list(added) == list(range(len(used) - len(added), len(used)))
     vocabulary = {token: id for token, id in ids.items() if not last or id not in added}
@@ -144,12 +163,12 @@ def tokenizer_of(header: Header) -> tuple[str, dict[str, Any], dict[str, int]]:
         whole = json.loads(text)
         for new in whole["added_tokens"]:
             new["special"] = types[new["id"]] == CONTROL
-        whole["post_processor"] = begin and opening(begin)
+        whole["post_processor"] = begin and opening(begin, ids[begin])
         text = json.dumps(whole, ensure_ascii=False)
     return text, settings, ids
 
 
-def own_characters(header: Header, values: dict[str, Any], tokens: list[str]) -> Characters:
+def own_characters(values: dict[str, Any], tokens: list[str]) -> Characters | None:
     """The character tokenizer that would be written like this."""
     original = {BLANK: " ", UNWRITABLE: BLANK}
     end = tokens.index(END_OF_TEXT) if END_OF_TEXT in tokens else 0
@@ -159,8 +178,22 @@ def own_characters(header: Header, values: dict[str, Any], tokens: list[str]) ->
         expected, _ = tokenizer_values(tokenizer, len(tokens)) if end else ({}, [])
         if expected and all(values.get(k.removeprefix(PREFIX)) == v for k, v in expected.items()):
             return tokenizer
-    why = "nanolm reads SentencePiece tokenizers only from its own files"
-    raise wrong(header, "model", "llama", why)
+    return None
+
+
+def sentencepiece_json(header: Header, values: dict[str, Any], types: list[int], begin: str) -> str:
+    """The tokenizer.json of a SentencePiece model, which the format reduces to scores and types."""
+    tokens, scores = values["tokens"], values.get("scores")
+    if not is_list(scores, float) or len(scores) != len(tokens) or not all(map(isfinite, scores)):
+        raise wrong(header, "scores", scores, "must have a number for each token")
+    pieces = [Piece(*each) for each in zip(tokens, scores, types, strict=True)]
+    trainer = {**TRAINER, MODEL_TYPE: BPE, BYTE_FALLBACK: int(BYTE in types)}
+    spaces = (values.get("add_space_prefix", True), values.get("remove_extra_whitespaces", False))
+    normalizer = {**NORMALIZER, DUMMY_PREFIX: spaces[0], REMOVE_SPACES: spaces[1]}
+    model = SentencePiece(pieces, trainer, normalizer)
+    if problem := unsupported(model):
+        raise ModelError(f"{header.path}: its SentencePiece tokenizer is not supported: {problem}")
+    return model_to_json(model, {}, begin)
 
 
 def read_special(
@@ -180,14 +213,6 @@ def read_special(
     if isinstance(template := header.values.get(TEMPLATE), str):
         settings["chat_template"] = template
     return begin, settings | {"eos_token_id": [ids[key] for key in ("eos", "eot") if key in ids]}
-
-
-def opening(begin: str) -> dict[str, Any]:
-    """The part of a tokenizer.json that adds a token before every text."""
-    token = {"SpecialToken": {"id": begin, "type_id": 0}}
-    first, second = ({"Sequence": {"id": id, "type_id": 0}} for id in "AB")
-    single, both = [token, first], [token, first, token, second]
-    return {"type": "TemplateProcessing", "single": single, "pair": both, "special_tokens": {}}
 
 
 def byte_level_parts(

@@ -57,7 +57,7 @@ def sentencepiece_to_json(file: Path) -> tuple[str, dict[str, Any]]:
         raise ModelError(f"{file} is damaged, or not a SentencePiece model") from None
     if problem := unsupported(model):
         raise ModelError(f"{file} cannot be converted to a tokenizer.json: {problem}; {CURE}")
-    pieces, trainer, normalizer = model
+    pieces, trainer, _ = model
     names = {"bos_token": BOS_ID, "eos_token": EOS_ID, "pad_token": PAD_ID}
     numbered = {key: trainer[field] for key, field in names.items()}
     defaults: dict[str, Any] = {
@@ -65,29 +65,33 @@ def sentencepiece_to_json(file: Path) -> tuple[str, dict[str, Any]]:
     }
     vocabulary = {piece.text: id for id, piece in enumerate(pieces)}
     added = {new["content"]: new for new in added_tokens(file, vocabulary, defaults)}
+    defaults |= {"add_bos_token": True} if kind == "LlamaTokenizer" else {}
+    settings = defaults | read_settings(file)
+    begin = content(settings["bos_token"]) if settings.get("bos_token") else ""
+    return model_to_json(model, added, begin if settings.get("add_bos_token") else ""), defaults
+
+
+def model_to_json(model: SentencePiece, added: dict[str, dict[str, Any]], begin: str) -> str:
+    """A tokenizer.json with these `added` tokens and the special pieces, which adds the token
+    `begin` before every text."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    for id, piece in enumerate(pieces):
+    for id, piece in enumerate(model.pieces):
         if piece.type in (UNKNOWN, CONTROL, USER_DEFINED):
             special = piece.type != USER_DEFINED
             new = {"id": id, "content": piece.text, **flags, "special": special}
             added.setdefault(piece.text, new)
-    defaults |= {"add_bos_token": True} if kind == "LlamaTokenizer" else {}
-    settings = defaults | read_settings(file)
-    processor = None
-    if settings.get("add_bos_token") and settings.get("bos_token"):
-        processor = opening(content(settings["bos_token"]), added)
     blank = {"type": "Replace", "pattern": {"String": BLANK}, "content": " "}
     decoders = [blank, {"type": "ByteFallback"}, {"type": "Fuse"}]
-    if normalizer[DUMMY_PREFIX]:
+    if model.normalizer[DUMMY_PREFIX]:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     parts = {
-        "normalizer": {"type": "Sequence", "normalizers": [*normalizers(normalizer)]},
+        "normalizer": {"type": "Sequence", "normalizers": [*normalizers(model.normalizer)]},
         "pre_tokenizer": None,
-        "post_processor": processor,
+        "post_processor": opening(begin, added[begin]["id"]) if begin else None,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": bpe_model(model, vocabulary),
+        "model": bpe_model(model),
     }
-    return tokenizer_json(parts, sorted(added.values(), key=lambda new: new["id"])), defaults
+    return tokenizer_json(parts, sorted(added.values(), key=lambda new: new["id"]))
 
 
 def parse_model(data: bytes) -> SentencePiece:
@@ -194,9 +198,10 @@ def normalizers(normalizer: dict[int, Any]) -> Iterator[dict[str, Any]]:
         yield {"type": "Prepend", "prepend": BLANK}
 
 
-def bpe_model(model: SentencePiece, vocabulary: dict[str, int]) -> dict[str, Any]:
+def bpe_model(model: SentencePiece) -> dict[str, Any]:
     """The two pieces with the highest score are merged, whichever two they are made of."""
     normal = {piece.text: piece.score for piece in model.pieces if piece.type == NORMAL}
+    vocabulary = {piece.text: id for id, piece in enumerate(model.pieces)}
     merges = [
         (text[:at], text[at:])
         for text in sorted(normal, key=lambda text: -normal[text])
@@ -209,13 +214,13 @@ def bpe_model(model: SentencePiece, vocabulary: dict[str, int]) -> dict[str, Any
     return {**BPE_MODEL, **options, "vocab": vocabulary, "merges": merges}
 
 
-def opening(name: str, added: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def opening(name: str, id: int) -> dict[str, Any]:
     """A post-processor that adds this token before every text."""
     first, text = (
         {"SpecialToken": {"id": name, "type_id": 0}},
         {"Sequence": {"id": "A", "type_id": 0}},
     )
     second = {"Sequence": {"id": "B", "type_id": 1}}
-    special = {name: {"id": name, "ids": [added[name]["id"]], "tokens": [name]}}
+    special = {name: {"id": name, "ids": [id], "tokens": [name]}}
     single = {"single": [first, text], "pair": [first, text, first, second]}
     return {"type": "TemplateProcessing", **single, "special_tokens": special}
