@@ -368,6 +368,11 @@ def test_a_sentencepiece_tokenizer_of_others(prefix: bool, tmp_path: Path) -> No
         prompt = ours.encode_prompt("Once")
         assert prompt[0] == 1
         assert llama.greedy(prompt, 20) == greedy(load_model(file), prompt, 20, [2])
+    notes = list[str]()
+    again = export_gguf(str(file), tmp_path / "again.gguf", "f32", notes.append)
+    assert not any("words may differ" in note for note in notes)
+    with LlamaCpp(again.file) as llama:
+        assert [llama.encode(each) for each in odd] == [theirs.encode(each) for each in odd]
 
 
 def exported_again(made: Export) -> Path:

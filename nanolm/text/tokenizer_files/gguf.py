@@ -28,6 +28,7 @@ from nanolm.text.tokenizer_files.sentencepiece import (
     TRAINER,
     Piece,
     SentencePiece,
+    bpe_model,
     model_to_json,
     opening,
     unsupported,
@@ -36,7 +37,7 @@ from nanolm.text.tokenizer_files.tokenizer_json import Contents, check
 from nanolm.text.words import SPLIT
 
 PREFIX, TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
-NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6  # types of tokens
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
 BLANK = "\u2581"  # how SentencePiece writes a space
 UNWRITABLE = "<U+2581>"  # the token of the same character in a text
 # The names of split patterns, the first being the one that is written.
@@ -67,10 +68,14 @@ def tokenizer_values(tokenizer: Tokenizer, vocab_size: int) -> tuple[dict[str, A
         values, spelled, types = character_values(tokenizer, notes)
     else:
         contents = check(tokenizer.to_json(), Path("tokenizer.json"))
-        values, spelled, types = byte_level_values(contents, notes)
+        of_pieces = contents.merges and contents.whole["model"].get("byte_fallback")
+        described = sentencepiece_values if of_pieces else byte_level_values
+        values, spelled, types = described(contents, notes)
     names = [spelled.get(id, f"[UNUSED{id}]") for id in range(vocab_size)]
     if len(set(names)) < len(names):
         raise ModelError("GGUF cannot express this tokenizer: two tokens have the same name")
+    if "scores" in values:
+        values["scores"] += [0.0] * (vocab_size - len(values["scores"]))
     values |= {"tokens": names, "token_type": [types.get(id, UNUSED) for id in range(vocab_size)]}
     values |= {"bos_token_id": tokenizer.start_of_text, "eos_token_id": tokenizer.end_of_text}
     values |= {"padding_token_id": tokenizer.padding, "add_bos_token": bool(tokenizer.begin)}
@@ -130,6 +135,46 @@ def byte_level_values(contents: Contents, notes: list[str]) -> Spelled:
         types[new["id"]] = CONTROL if new.get("special") else USER_DEFINED
     values = {"model": "gpt2", "pre": name, "merges": [f"{a} {b}" for a, b in merges]}
     return values, {id: name for name, id in contents.ids.items()}, types
+
+
+def sentencepiece_values(contents: Contents, notes: list[str]) -> Spelled:
+    """BPE with byte tokens and marked spaces, as transformers converts it from SentencePiece."""
+    blank = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
+    prepend = {"type": "Prepend", "prepend": BLANK}
+    match contents.whole.get("normalizer"), contents.whole.get("pre_tokenizer"):
+        case {"type": "Sequence", "normalizers": [*steps]}, None if steps in (
+            [prepend, blank],
+            [blank, prepend],
+            [blank],
+        ):
+            prefix = prepend in steps
+        case None, {"type": "Metaspace", "replacement": "\u2581", "split": False, **how}:
+            prefix = how.get("prepend_scheme") != "never"
+        case _:
+            raise ModelError("GGUF cannot express how this tokenizer marks spaces")
+    spelled = {id: name for name, id in contents.ids.items()}
+    types = dict.fromkeys(spelled, NORMAL)
+    for byte in range(256):
+        if (name := f"<0x{byte:02X}>") not in contents.ids:
+            raise ModelError("GGUF cannot express this tokenizer: it has no token for some bytes")
+        types[contents.ids[name]] = BYTE
+    for new in contents.added:
+        types[new["id"]] = CONTROL if new.get("special") else USER_DEFINED
+    if (unknown := contents.whole["model"].get("unk_token")) in contents.ids:
+        types[contents.ids[unknown]] = UNKNOWN
+    # The two pieces whose union has the highest score are merged.
+    scores = [0.0] * (max(spelled) + 1)
+    order = dict.fromkeys(left + right for left, right in contents.merges or ())
+    for rank, name in enumerate(order, start=1):
+        scores[contents.ids[name]] = -float(rank)
+    pieces = [
+        Piece(spelled.get(id, ""), score, types.get(id, 0)) for id, score in enumerate(scores)
+    ]
+    model = SentencePiece(pieces, {BYTE_FALLBACK: 1}, {})
+    if bpe_model(model)["merges"] != contents.merges:
+        notes.append("llama.cpp merges more pairs than this tokenizer, so some words may differ")
+    values = {"model": "llama", "pre": "default", "add_space_prefix": prefix, "scores": scores}
+    return {**values, "remove_extra_whitespaces": False}, spelled, types
 
 
 def tokenizer_of(header: Header) -> tuple[str, dict[str, Any], dict[str, int]]:

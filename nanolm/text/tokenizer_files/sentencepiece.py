@@ -208,7 +208,7 @@ def bpe_model(model: SentencePiece) -> dict[str, Any]:
         for at in range(1, len(text))
         if text[:at] in normal and text[at:] in normal
     ]
-    unknown = next(piece.text for piece in model.pieces if piece.type == UNKNOWN)
+    unknown = next((piece.text for piece in model.pieces if piece.type == UNKNOWN), None)
     fallback = bool(model.trainer[BYTE_FALLBACK])
     options = {"unk_token": unknown, "fuse_unk": True, "byte_fallback": fallback}
     return {**BPE_MODEL, **options, "vocab": vocabulary, "merges": merges}
