@@ -132,7 +132,7 @@ def command(
         )
     given = (corpus, context, stride, full_windows, per_token, html, mistakes, beams)
     if minimal_pairs and any(given):
-        problems.append("--minimal-pairs works only with --against, --device and --json")
+        problems.append("--minimal-pairs works only with --adapter, --against, --device and --json")
     elif not corpus and not minimal_pairs:
         problems.append("pass the FILE to evaluate on, or --minimal-pairs FILE")
     refuse(problems)

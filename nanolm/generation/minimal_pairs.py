@@ -50,7 +50,7 @@ class MinimalPairScores:
 def read_minimal_pairs(names: Sequence[str], report: Report) -> list[MinimalPair]:
     """The pairs in JSON lines or tables, compressed or not, or in a folder of these."""
     files, pairs, log = find_sources(names, cache_folder(), report), list[MinimalPair](), ReadLog()
-    bound = ExpansionLimit(listed(names, 5), files.size())
+    bound, known = ExpansionLimit(listed(names, 5), files.size()), set[str]()
     for source, stream, lines in open_each(files.files, "utf-8", report, log):
         table = read_table(source, stream, lines, certain=True, cautious=False)
         header = table.names or (table.sample[0][1] if table.sample else [])
@@ -63,6 +63,8 @@ def read_minimal_pairs(names: Sequence[str], report: Report) -> list[MinimalPair
             needed = "needs the columns sentence_good and sentence_bad (or good and bad)"
             raise DataError(f"{source.name} {needed}; it has {listed(header)}")
         file = Path(source.name).name.partition(".")[0]
+        file = source.name if file in known else file  # another one of the same name
+        known.add(file)
         used = [place for place in (good, bad, group, phenomenon) if place is not None]
         for cells in table.rows(used):
             if cells == header:

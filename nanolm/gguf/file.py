@@ -64,12 +64,14 @@ class Header(NamedTuple):
 def is_gguf(path: Path) -> bool:
     """Whether it is a GGUF file by its name or its first bytes."""
     try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as stream:
-            return path.suffix.lower() == ".gguf" or stream.read(len(MAGIC)) == MAGIC
+        return path.is_file() and (path.suffix.lower() == ".gguf" or has_magic(path))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
+
+
+def has_magic(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(len(MAGIC)) == MAGIC
 
 
 def read_header(path: Path) -> Header:

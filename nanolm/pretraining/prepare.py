@@ -20,7 +20,7 @@ from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import GPTConfig, ModelConfig
 from nanolm.model.device import choose_device
-from nanolm.model.huggingface import BaseModel, load_model, weights_fingerprint
+from nanolm.model.huggingface import BaseModel, load_model, suppressed_tokens, weights_fingerprint
 from nanolm.model.stored import load_config
 from nanolm.planning.planner import DEFAULT_MINUTES, SETUP_SHARE, Plan, make_plan
 from nanolm.planning.scaling_law import Forecast, ngram_bits_per_byte
@@ -112,6 +112,7 @@ def prepare_text(
     tokenizer: str | Tokenizer | None = settings.tokenizer
     if base is not None:
         tokenizer = model_tokenizer(base)
+        tokenizer.unseen = suppressed_tokens(base, tokenizer.vocab_size)
     elif settings.tokenizer not in (None, *TRAINABLE):
         tokenizer = find_tokenizer(settings.tokenizer, note)
     budget = time_budget(settings)

@@ -62,7 +62,7 @@ def export_folder(
 ) -> Export:
     shown, to = to, Path(os.path.abspath(to))
     if os.path.lexists(to) and (why := why_not_replace(to)):
-        raise DataError(f"{why}; choose another --to, or delete {shown}")
+        raise DataError(f"{why}; choose another --to")
     folder = find_named(run, note, report)
     config, history = stored.load_any_config(folder), read_history(Path(run), folder)
     reason = "--type"

@@ -19,7 +19,7 @@ from nanolm import files
 from nanolm.choice import Report
 from nanolm.errors import ModelError, UsageError
 from nanolm.gguf.blocks import FORMATS, Bytes, Floats, quantize
-from nanolm.gguf.file import write_gguf
+from nanolm.gguf.file import has_magic, write_gguf
 from nanolm.model.config import GPTConfig
 from nanolm.model.finite import root_mean_square
 from nanolm.model.gguf import FREQUENCIES, frequency_factors, gguf_values, stored_as, why_not
@@ -35,7 +35,7 @@ from nanolm.model.stored import (
 from nanolm.runs.export import Export
 from nanolm.runs.folder import find_named, model_tokenizer
 from nanolm.text.tokenizer import Tokenizer
-from nanolm.text.tokenizer_files.gguf import tokenizer_values
+from nanolm.text.tokenizer_files.gguf import chat_template, tokenizer_values
 from nanolm.text.tokenizer_files.tokenizer_json import CLOSE_TURN, OPEN_TURN
 
 # Half the size of float32, and hardly any loss: bits per byte change by less than 0.01 %.
@@ -76,8 +76,12 @@ def export_gguf(
         raise ModelError(f"{folder} cannot be written as GGUF, which llama.cpp runs: {why}")
     assert isinstance(config, GPTConfig)
     to = to.resolve()
-    if to == folder.resolve() or not to.parent.is_dir():
-        where = "is the model itself" if to.exists() else "is in a folder that does not exist"
+    wrong = {
+        "is the model itself": to == folder.resolve(),
+        "is in a folder that does not exist": not to.parent.is_dir(),
+        "exists and is not a GGUF file": to.is_dir() or (to.exists() and not has_magic(to)),
+    }
+    for where in (where for where, is_wrong in wrong.items() if is_wrong):
         raise UsageError(f"--to {to} {where}; choose another place")
     tokenizer = model_tokenizer(folder)
     try:
@@ -86,7 +90,8 @@ def export_gguf(
         raise ModelError(f"{folder} cannot be written as GGUF: {error}") from None
     if never := suppressed_tokens(folder, tokenizer.vocab_size):
         seen = f"nanolm never generates the {len(never):,} tokens that were not seen in training"
-        notes.append(f"{seen}; GGUF cannot say so, and llama.cpp might")
+        seen += ", and adds a space before a prompt if that avoids them"
+        notes.append(f"{seen}; GGUF cannot say so, and llama.cpp does neither")
     values = {**gguf_values(config), "general.name": to.stem, "general.type": "model"}
     values |= {"general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}
     values |= own_values
@@ -107,11 +112,15 @@ def export_gguf(
         with temporary.open("wb") as stream:
             write_gguf(stream, values, [each[:3] for each in tensors], data())
     modelfile = to.with_name(f"{to.stem}.Modelfile")
-    files.write_atomically(modelfile, ollama_modelfile(to.name, config, tokenizer))
+    lines = ollama_modelfile(to.name, config, tokenizer)
+    if modelfile.exists() and modelfile.read_bytes() != lines.encode():
+        notes.append(f"{modelfile.name} is kept, since it was edited or is of another model")
+    else:
+        files.write_atomically(modelfile, lines)
     for text in notes:
         note(text)
     size = to.stat().st_size
-    note(f"wrote {to} ({size / 1000:,.0f} kB) and {modelfile.name}")
+    note(f"wrote {to} ({size / 1000:,.0f} kB)")
     note(f"for Ollama: {shlex.join(['ollama', 'create', to.stem, '-f', str(modelfile)])}")
     family = str(values["general.architecture"])
     return Export(to, size, family, tokenizer.kind)
@@ -155,10 +164,13 @@ def converted(tensor: Written, dtype: str) -> Bytes:
 
 
 def ollama_modelfile(name: str, config: GPTConfig, tokenizer: Tokenizer) -> str:
-    """What `ollama create` needs. Without a template, Ollama would guess one for conversations."""
+    """What `ollama create` needs. Without a template, Ollama takes the one in the GGUF file, or
+    guesses one for conversations."""
     template, stops = "{{ .Prompt }}", [tokenizer.special[tokenizer.end_of_text]]
     if tokenizer.turn:
         template = CHATML.format(open=OPEN_TURN, close=CLOSE_TURN)
         stops = [OPEN_TURN, CLOSE_TURN]
     lines = [f"FROM ./{name}", f'TEMPLATE """{template}"""', f"PARAMETER num_ctx {config.context}"]
+    if chat_template(tokenizer) and not tokenizer.turn:
+        del lines[1]
     return "\n".join([*lines, *(f"PARAMETER stop {json.dumps(text)}" for text in stops)]) + "\n"

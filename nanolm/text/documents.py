@@ -111,6 +111,9 @@ def columns(source: TextSource, stream: IO[bytes], reading: Reading) -> Iterator
             value = cell.as_py()
             for step in steps[1:]:
                 value = (value or {}).get(step)
+            if isinstance(value, list | dict | bytes):
+                what = f"{'.'.join(steps)} holds {type(value).__name__} values, not text"
+                raise DataError(f"{source.name}: {what}; choose another with --text-column NAME")
             if value is not None:
                 yield str(value)
 

@@ -196,7 +196,7 @@ def json_text(row: Any, place: str, field: str | None) -> str:
     if not isinstance(row, dict):
         raise DataError(f"{place}: must be a JSON object or a string")
     texts = [path for path, value in leaves(row) if isinstance(value, str)]
-    if field is None and len(texts) == 1:
+    if field is None and len(texts) == 1 and "text" not in row:
         return json_text(row, place, texts[0])
     hint = (
         f"choose one of {listed(texts)} with --text-column NAME"

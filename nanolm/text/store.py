@@ -311,6 +311,10 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
         if tokenizer is not request.tokenizer:
             seen = np.bincount(tokens[1:], minlength=tokenizer.vocab_size)
             unseen = np.flatnonzero(seen == 0).tolist()
+        absent: list[int] = []
+        if tokenizer is request.tokenizer and tokenizer.unseen:
+            seen = np.bincount(tokens[1:], minlength=tokenizer.vocab_size)
+            absent = np.flatnonzero(seen == 0).tolist()
         facts = {
             "size": corpus.length,
             "documents": corpus.documents,
@@ -318,6 +322,7 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
             "choices": [vars(choice) for choice in choices],
             "shift": unlikeness(tokens, mapped(folder / "val.bin", tokenizer), tokenizer),
             "unseen": unseen,
+            "absent": absent,
             "dropped": dropped_from(corpus, tokenizer),
         }
         (folder / "text.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
@@ -377,11 +382,13 @@ def open_tokens(
     tokenizer: str | Tokenizer | None = None,
     fingerprints: dict[str, str] | None = None,
 ) -> Prepared:
-    if not isinstance(tokenizer, Tokenizer):
-        tokenizer = load_tokenizer(folder)
     os.utime(folder)  # mark it as used
     facts = json.loads((folder / "text.json").read_text(encoding="utf-8"))
-    tokenizer.unseen = frozenset(facts.get("unseen", ()))
+    if isinstance(tokenizer, Tokenizer):  # what its model never saw, unless this text has it
+        tokenizer.unseen &= frozenset(facts.get("absent", ()))
+    else:
+        tokenizer = load_tokenizer(folder)
+        tokenizer.unseen = frozenset(facts.get("unseen", ()))
     return Prepared(
         tokenizer=tokenizer,
         train=mapped(folder / "train.bin", tokenizer),

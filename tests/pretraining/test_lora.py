@@ -69,6 +69,17 @@ def test_it_learns_another_text(texts: Path, tmp_path: Path) -> None:
         assert torch.equal(value, before.get_parameter(name))
 
 
+@pytest.mark.parametrize("train", ["lora", "all"])
+def test_tokens_that_neither_text_has_are_never_generated(
+    train: str, texts: Path, tmp_path: Path
+) -> None:
+    before = nanolm.load(texts / "cats").tokenizer.unseen
+    learn(texts, tmp_path / "run", train=train, steps=2)
+    after = nanolm.load(tmp_path / "run").tokenizer.unseen
+    assert {ord(c) for c in "Zé"} <= after < before  # "c" is in one text, "g" in the other
+    assert {ord("c"), ord("g")}.isdisjoint(after) and ord("g") in before
+
+
 def test_the_finished_model_needs_no_other_folder(texts: Path, tmp_path: Path) -> None:
     shutil.copytree(texts / "cats", tmp_path / "cats", symlinks=True)
     learn(texts, tmp_path / "run", start_from=tmp_path / "cats")

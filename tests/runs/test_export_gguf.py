@@ -428,6 +428,20 @@ def test_a_tokenizer_that_llama_cpp_cannot_run(tmp_path: Path) -> None:
         exported(folder)
 
 
+def test_files_of_others_are_kept(model_folder: Path, tmp_path: Path) -> None:
+    foreign, notes = tmp_path / "letter.gguf", list[str]()
+    foreign.write_text("Dear Sir")
+    for place in (foreign, tmp_path):
+        with pytest.raises(UsageError, match=r"exists and is not a GGUF file"):
+            export_gguf(str(model_folder), place, "f32", silent)
+    assert foreign.read_text() == "Dear Sir"
+    modelfile = tmp_path / "mine.Modelfile"
+    modelfile.write_text("FROM ./mine.gguf\n")
+    made = export_gguf(str(model_folder), tmp_path / "mine.gguf", "f32", notes.append)
+    assert modelfile.read_text() == "FROM ./mine.gguf\n" and made.file.exists()
+    assert any("mine.Modelfile is kept" in note for note in notes)
+
+
 def test_a_place_that_cannot_be_written(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="in a folder that does not exist"):
         export_gguf(str(model_folder), tmp_path / "no" / "x.gguf", None, silent)

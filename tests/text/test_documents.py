@@ -181,6 +181,7 @@ def test_json_lines(tmp_path: Path) -> None:
         ('{"a": 1}', "line 2: no text field"),
         ("[" * 100_000, "line 2 is nested more than 100 levels deep"),
         ('{"text": null}', "line 2: no text field"),
+        ('{"text": null, "id": "x"}', "line 2: no text field"),
     ],
 )
 def test_a_bad_line_is_named(line: str, message: str, tmp_path: Path) -> None:
@@ -232,6 +233,10 @@ def test_parquet_and_arrow(tmp_path: Path) -> None:
             read(tmp_path / name, text_column="body")
     parquet.write_table(pyarrow.table({"n": [1], "story": ["s"]}), tmp_path / "c.parquet")
     assert read(tmp_path / "c.parquet") == ["s"]
+    for value in (["a", "b"], {"x": 1}, b"bytes"):
+        parquet.write_table(pyarrow.table({"text": [value]}), tmp_path / "d.parquet")
+        with pytest.raises(DataError, match=r"text holds (list|dict|bytes) values, not text"):
+            read(tmp_path / "d.parquet")
     for name in ("broken.parquet", "broken.arrow"):
         with pytest.raises(DataError, match="is damaged, or not a"):
             read(written(tmp_path, name, b"PAR1 nothing of the kind"))
