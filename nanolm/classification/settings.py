@@ -6,11 +6,13 @@ This module is cheap to import (no torch), so the command line can use it for it
 import re
 from dataclasses import dataclass
 from math import inf
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from nanolm.model.config import Long, Pool
-from nanolm.text.labeled import LabelReading
 from nanolm.training.settings import Settings, needs_base, option
+
+if TYPE_CHECKING:
+    from nanolm.text.labeled import LabelReading
 
 DATA = "embedded:reviews"
 SCRATCH = "none"  # as `start_from`: train from scratch
@@ -56,7 +58,9 @@ class FinetuneSettings(Settings):
     patience: int | None = None
     adapter: str | None = None
 
-    def reading(self) -> LabelReading:
+    def reading(self) -> "LabelReading":
+        from nanolm.text.labeled import LabelReading  # not needed to show help
+
         return LabelReading(self.encoding, self.text_column, self.label_column, self.label_file)
 
     def problems(self) -> list[str]:

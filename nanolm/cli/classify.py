@@ -23,7 +23,6 @@ from nanolm.cli.options import (
 from nanolm.cli.tables import cell_width, one_line, shortened, terminal_width
 from nanolm.errors import refuse
 from nanolm.formats import counted
-from nanolm.text.labeled import LabelReading
 from nanolm.training.settings import DEVICES, DTYPES
 
 UNSURE = "unsure"
@@ -82,6 +81,8 @@ def command(
     nanolm classify runs/reviews --file tweets.csv --text-column text --csv > labeled.csv
     tail -f comments.txt | nanolm classify runs/reviews --min-probability 0.8
     """
+    from nanolm.text.labeled import LabelReading
+
     reading = LabelReading(**columns)
     problems = reading.problems()
     problems += unknown("--device", device, DEVICES) + unknown("--dtype", dtype, DTYPES)

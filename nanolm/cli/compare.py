@@ -25,9 +25,6 @@ from nanolm.cli.scores import LABEL_WIDTH
 from nanolm.cli.tables import one_line, show_table, terminal_width
 from nanolm.errors import UsageError
 from nanolm.pairs.settings import PairSettings
-from nanolm.text.documents import TABLES
-from nanolm.text.pairs import look_like_pairs
-from nanolm.text.source import COMPRESSIONS
 from nanolm.training.settings import TrainSettings, option
 
 if TYPE_CHECKING:
@@ -179,6 +176,10 @@ def command(
 def guess_kind(data: tuple[str, ...], options: dict[str, Any]) -> str:
     if any(options[name] for name in OF_PAIRS):
         return "pairs"
+    from nanolm.text.documents import TABLES
+    from nanolm.text.pairs import look_like_pairs
+    from nanolm.text.source import COMPRESSIONS
+
     if not any(options[name] for name in UNUSED["pairs"]) and look_like_pairs(data):
         return "pairs"
     path = Path(data[0])

@@ -18,12 +18,11 @@ from nanolm.errors import UsageError, refuse
 from nanolm.formats import counted
 from nanolm.pairs.settings import PairSettings
 from nanolm.text import spelled
-from nanolm.text.labeled import LabelReading
-from nanolm.text.pairs import PairReading
 from nanolm.training.settings import DEVICES, TrainSettings
 
 if TYPE_CHECKING:
     from nanolm.evaluation import Score
+    from nanolm.text.labeled import LabelReading
     from nanolm.text.tokenizer import Tokenizer
 
 # Tokens. Beyond this, attention takes most of the time, and downloaded models may have contexts
@@ -161,6 +160,7 @@ def command(
                 "--per-token and --adapter do not work with it"
             )
         from nanolm.cli.eval_pairs import evaluate_translator
+        from nanolm.text.pairs import PairReading
 
         columns = PairReading(settings.encoding, source_column, target_column, reverse)
         evaluate_translator(run, folder, corpus, columns, beams, device, as_json, html, mistakes)
@@ -172,6 +172,8 @@ def command(
         if against or per_token or html is not None or context or stride or full_windows:
             others = "--against, --context, --stride, --full-windows, --per-token or --html"
             raise UsageError(f"{run} is a classifier, which does not support {others}")
+        from nanolm.text.labeled import LabelReading
+
         labels = LabelReading(settings.encoding, settings.text_column, label_column, label_file)
         evaluate_classifier(run, folder, corpus, labels, device, as_json, mistakes, adapter)
         return
@@ -219,7 +221,7 @@ def evaluate_classifier(
     run: str,
     folder: Path,
     names: tuple[str, ...],
-    reading: LabelReading,
+    reading: "LabelReading",
     device: str,
     as_json: bool,
     mistakes_file: str | None,

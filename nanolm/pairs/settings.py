@@ -5,13 +5,15 @@ This module is cheap to import (no torch), so the command line can use it for it
 
 from dataclasses import dataclass
 from math import inf
-from typing import Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from nanolm.model import config
 from nanolm.model.config import SEQ2SEQ_FAMILIES, complete_shape, configure
 from nanolm.text import TRAINABLE
-from nanolm.text.pairs import PairReading
 from nanolm.training.settings import CHOICES, Settings, option
+
+if TYPE_CHECKING:
+    from nanolm.text.pairs import PairReading
 
 DEFAULT_FAMILY = "modern-encoder-decoder"
 RECURRENT = tuple(name for name, switches in SEQ2SEQ_FAMILIES.items() if "cell" in switches)
@@ -63,7 +65,9 @@ class PairSettings(Settings):
     evaluations: int | None = None
     workers: int | None = None
 
-    def reading(self) -> PairReading:
+    def reading(self) -> "PairReading":
+        from nanolm.text.pairs import PairReading  # not needed to show help
+
         return PairReading(self.encoding, self.source_column, self.target_column, self.reverse)
 
     def shape(self) -> dict[str, Any]:
