@@ -47,7 +47,7 @@ class Score:
     tokens: int
     bytes: int
     characters: int
-    window: int  # tokens; each is predicted from at most so many
+    window: int  # size of the windows, in tokens
     top_1_accuracy: float | None = None  # the actual token was the most likely one
     top_5_accuracy: float | None = None  # or among the top five; None if not requested
     # The first tokens one by one, including start of text at the beginning of each document.

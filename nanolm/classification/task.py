@@ -49,7 +49,8 @@ LANGUAGE_HEAD = "language_head.safetensors"
 ADAMW_MATRICES = ("base.token_embedding.weight", "score.weight", "language_head.weight")
 ADAMW_RATE = 1.5
 MOST_CACHED_BYTES = 1 << 30  # of hidden states kept in memory
-# A finished classifier is whole, unless that takes so many bytes and less than this was trained.
+# The final checkpoint refers to the base model if a copy would exceed this size in bytes and less
+# than this share of the weights was trained.
 LARGE_COPY, TRAINED_SHARE = 100_000_000, 0.1
 # A head that starts from the probe learns so slowly that a step changes its logits by at most this
 # much times the learning rate. Features of a language model are large and correlated: at the

@@ -19,7 +19,7 @@ from nanolm.runs.hub import REPOSITORY_NAME
 from nanolm.runs.info import History
 from nanolm.text import HUB
 
-TODO = "**TODO**: choose a license"  # as long as a card says so, nobody has edited it
+TODO = "**TODO**: choose a license"  # a card without this line was edited by the user
 MARKUP = re.compile(r"([\\`*_{}\[\]<>()#|!&~$])")
 TASKS = {  # the Hub's name: what the model is, and the command that uses it
     "text-generation": ("language model", "sample {} --prompt 'Once upon a time'"),

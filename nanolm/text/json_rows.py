@@ -105,7 +105,7 @@ class JsonValues:
         self.place = place
 
     def more(self, least: int) -> bool:
-        """Read at least so many characters more; returns whether there were any."""
+        """Read at least `least` more characters; return whether there were any."""
         parts, count = [self.text[self.place :]], 0
         while count < least and (block := next(self.texts, None)) is not None:
             parts.append(block)

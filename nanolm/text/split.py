@@ -125,7 +125,7 @@ def stretches(corpus: Corpus, size: int) -> HeldOut:
     ranges: list[Range] = []
     for number in range(count):
         # At the end of each of `count` equal parts, so that every text begins with training text.
-        end = round(corpus.length * (number + 1) / count)
+        end = corpus.between_characters(round(corpus.length * (number + 1) / count))
         begin = ranges[-1][1] if ranges else 1
         start = next_cut(corpus, max(begin + 1, end - round(1.5 * size / count)), end, pattern)
         stop = next_cut(corpus, start + round(size / count - unit / 2), corpus.length, pattern)

@@ -60,6 +60,19 @@ def test_a_text_is_cut_between_the_largest_units_that_fit(
         assert all(part.endswith(ends[kind]) for part in parts[:-1])
 
 
+@pytest.mark.parametrize("shift", range(4))
+def test_no_character_is_cut_where_a_unit_is_longer_than_a_passage(
+    shift: int, tmp_path: Path
+) -> None:
+    """Short sentences, and a few that span the place where a passage should begin."""
+    lengths = [40_000 if number % 50 == 0 else 60 for number in range(600)]
+    text = "x" * shift + "".join("я" * length + ". " for length in lengths)
+    with corpus_of(tmp_path, text) as corpus:
+        assert len("".join(pieces(corpus))) > 1000
+        with take_out(corpus, spread(corpus).ranges, tmp_path):
+            corpus.read(0, corpus.length).replace(MARK, b"").decode()
+
+
 def test_training_and_held_out_text_are_all_of_the_text(tmp_path: Path) -> None:
     with corpus_of(tmp_path, SORTED) as corpus:
         whole = corpus.read(0, corpus.length)
