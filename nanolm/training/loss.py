@@ -4,11 +4,12 @@
 
 With a vocabulary of 50,000, the logits of a batch are larger than the rest of the model. So the
 last layer works in chunks and keeps only the gradients, which follow directly from the logits.
+`distillation_loss` learns a distribution of tokens at each position instead of a single token.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,8 @@ from nanolm.model.size import SCORES
 MIN_OWN_LOGITS = 1_024  # vocabulary size; below it, float8 products do not pay off
 MAX_KEPT_LOGITS = 1 << 19  # up to here, plain cross-entropy is simpler and as fast
 CPU_CHUNK_LOGITS = 1 << 21  # per chunk on a CPU, to fit into its cache
+FLOAT32_LOGITS = 1 << 24  # copied to float32 at a time
+LEAST_REST = 1e-30  # probability of all tokens that are not among the most likely
 
 
 def next_token_loss(
@@ -42,6 +45,24 @@ def next_token_loss(
     if head.out_features >= MIN_OWN_LOGITS:
         scores = getattr(head, "scores", scores)
     return ChunkedCrossEntropy.apply(x, head.weight, targets, scores, weights)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class SoftTargets(NamedTuple):
+    """Distributions to learn, one for each token of a text: all probabilities, or those of the most
+    likely tokens, `ids`, and in the last column the sum of the others."""
+
+    probabilities: Tensor  # (tokens, vocabulary), or (tokens, k + 1)
+    ids: Tensor | None = None  # (tokens, k)
+
+
+def distillation_loss(head: nn.Linear, x: Tensor, targets: SoftTargets, places: Tensor) -> Tensor:
+    """Mean cross-entropy of `targets`: `x` is (batch, time, dim), and `places` (batch, time) has
+    the rows of `targets` to predict from it."""
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    scores = partial(LogitProducts, turn=partial(soft_cross_entropy_, targets))
+    what = (x.flatten(0, 1), head.weight, places.flatten(), scores, None)
+    return ChunkedCrossEntropy.apply(*what)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def smoothing_loss(head: nn.Linear, x: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -110,13 +131,37 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 def cross_entropy_(logits: Tensor, targets: Tensor, columns: int) -> Tensor:
     """The loss of each row; overwrites `logits` with the gradient of the sum."""
-    rows = max(1, (1 << 24) // columns)
+    rows = max(1, FLOAT32_LOGITS // columns)
     losses = []
     for some, right in zip(logits.split(rows), targets[:, None].split(rows), strict=True):
         logs = some[:, :columns].float().log_softmax(dim=1)  # (rows, vocabulary)
         losses.append(-logs.gather(1, right)[:, 0])
         minus = torch.full_like(right, -1, dtype=logs.dtype)
         some[:, :columns] = logs.exp_().scatter_add_(1, right, minus)
+    return torch.cat(losses)
+
+
+def soft_cross_entropy_(
+    targets: SoftTargets, logits: Tensor, places: Tensor, columns: int
+) -> Tensor:
+    """The same for the rows `places` of `targets`, which need not sum to 1 exactly."""
+    rows = max(1, FLOAT32_LOGITS // columns)
+    losses = []
+    for some, where in zip(logits.split(rows), places.split(rows), strict=True):
+        logs = some[:, :columns].float().log_softmax(dim=1)  # (rows, vocabulary)
+        wanted = targets.probabilities[where].float()
+        wanted /= wanted.sum(dim=1, keepdim=True)
+        if targets.ids is None:
+            losses.append(-(wanted * logs).sum(dim=1))
+            some[:, :columns] = logs.exp_().sub_(wanted)
+            continue
+        ids = targets.ids[where].long()  # (rows, k)
+        top = logs.gather(1, ids)
+        others = logs.exp_().scatter_(1, ids, 0.0)  # (rows, vocabulary)
+        rest = others.sum(dim=1, keepdim=True).clamp(min=LEAST_REST)
+        losses.append(-(wanted * torch.cat([top, rest.log()], dim=1)).sum(dim=1))
+        others *= 1 - wanted[:, -1:] / rest
+        some[:, :columns] = others.scatter_(1, ids, top.exp_().sub_(wanted[:, :-1]))
     return torch.cat(losses)
 
 

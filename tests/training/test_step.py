@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nanolm.model.fast.training import speed_up
 from nanolm.model.gpt import GPT
 from nanolm.training import loss as losses
-from nanolm.training.loss import next_token_loss, smoothing_loss
+from nanolm.training.loss import SoftTargets, distillation_loss, next_token_loss, smoothing_loss
 from nanolm.training.optim import Optimizers, split_evenly
 from nanolm.training.step import LossScale, Step
 
@@ -212,3 +212,46 @@ def test_weights_and_label_smoothing(most_kept: int, monkeypatch: pytest.MonkeyP
     ours, theirs = (torch.autograd.grad(2 * loss, [x, head.weight]) for loss in (found, wanted))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("k", [77, 5])
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_soft_targets(k: int, pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As autograd has it, for all probabilities, or for the most likely tokens and a rest."""
+    monkeypatch.setattr(losses, "CPU_CHUNK_LOGITS", 77 * 15 // pieces)
+    monkeypatch.setattr(losses, "FLOAT32_LOGITS", 77 * 4)
+    head = nn.Linear(16, 77, bias=False)
+    x = torch.randn(3, 5, 16, requires_grad=True)
+    places = torch.randint(40, (3, 5))
+    probabilities = torch.randn(40, 77).mul(2).softmax(dim=1)
+    top = probabilities.topk(k)
+    rest = 1 - top.values.sum(dim=1, keepdim=True)
+    targets = SoftTargets(torch.cat([top.values, rest], dim=1), top.indices.short())
+    logs = head(x).log_softmax(dim=2)  # (batch, time, vocabulary)
+    known = logs.gather(2, top.indices[places])  # (batch, time, k)
+    plain = -(known * top.values[places]).sum(dim=2)
+    if k == 77:
+        targets = SoftTargets(probabilities.half())
+    else:
+        plain -= rest[places][..., 0] * (1 - known.exp().sum(dim=2)).log()
+    found, wanted = distillation_loss(head, x, targets, places), plain.mean()
+    assert found.item() == pytest.approx(wanted.item(), abs=1e-3 if k == 77 else 1e-5)
+    ours, theirs = (torch.autograd.grad(3 * loss, [x, head.weight]) for loss in (found, wanted))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4 if k == 77 else 1e-6, rtol=1e-3)
+
+
+def test_soft_targets_that_are_certain() -> None:
+    """The same as labels, however unlikely the model finds the rest."""
+    head = nn.Linear(16, 77, bias=False)
+    x = torch.randn(3, 5, 16, requires_grad=True)
+    tokens = torch.randint(77, (3, 5))
+    certain = torch.tensor([[1.0, 0.0]]).expand(77, 2)
+    for scale in (1.0, 1e4):
+        targets = SoftTargets(certain, torch.arange(77)[:, None])
+        found = distillation_loss(head, scale * x, targets, tokens)
+        plain = next_token_loss(head, scale * x, tokens)
+        assert found.item() == pytest.approx(plain.item(), rel=1e-5)
+        ours, theirs = (torch.autograd.grad(loss, [x, head.weight]) for loss in (found, plain))
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b)
