@@ -34,6 +34,14 @@ def is_busy() -> bool:
     return time.monotonic() - start > 1.4 * PROBE_SECONDS
 
 
+def available_memory() -> int:
+    """Bytes of main memory that are free; 0 if that is unknown."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    except (OSError, ValueError, AttributeError):  # not supported on every system
+        return 0
+
+
 def process() -> tuple[int | None, int]:
     """The rank and world size under a launcher such as torchrun, else None and 1."""
     rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))

@@ -81,6 +81,8 @@ TABLE: Table = {
         "[default: 3, except for tiny texts]",
         "epochs": "Number of epochs (passes over the text).",
         "tokens": "Number of training tokens, including repeats.",
+        "teachers": "Number of models to train first and distill into this one; 0 for none.  "
+        "[default: as many as fit, if the text is small for --minutes]",
     },
     "Optimization": {
         "batch": "Batch size in sequences.  [default: depends on the preset or the time budget]",
@@ -138,6 +140,7 @@ NO_CORPUS = "\n  nanolm train ".join([NO_CORPUS, "my-text.txt", *TEXTS])
 @run_option(
     "--extend", metavar="RUN", help="Continue training RUN for more --minutes, --steps or --tokens."
 )
+@run_option("--no-distil", "--no-distill", is_flag=True, help="The same as --teachers 0.")
 @run_option("--plan", "plan_only", is_flag=True, help="Show the plan and exit.")
 @run_option("--list-presets", is_flag=True, help="List the presets of --family and exit.")
 @click.pass_context
@@ -150,6 +153,7 @@ def command(
     list_presets: bool,
     extend: str | None,
     plan_only: bool,
+    no_distil: bool,
     **options: Any,
 ) -> int:
     """Train a language model on text.
@@ -168,6 +172,8 @@ def command(
     If training is interrupted, run the same command again to resume it.
     """
     started = time.monotonic() - time.process_time()  # --minutes includes starting the program
+    if no_distil:
+        options["teachers"] = 0
     settings = TrainSettings.from_dict(without_overridden(context, options))
     if list_presets:
         TrainSettings((), family=settings.family).check()

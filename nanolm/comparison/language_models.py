@@ -128,7 +128,7 @@ def train_family(
 ) -> dict[str, Any]:
     """Train in a run like `nanolm train`."""
     family = family or task.settings.family
-    settings = replace(task.settings, seed=seed, family=family, minutes=seconds / 60)
+    settings = replace(task.settings, seed=seed, family=family, minutes=seconds / 60, teachers=0)
     result = train_in_run(settings, folder, partial(train, notify=task.notify))
     metrics, key = read_metrics(Run(folder).metrics), "val_bits_per_byte"
     return {

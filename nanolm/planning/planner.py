@@ -62,6 +62,8 @@ def make_plan(
     if processes > 1 and settings.batch is not None and settings.batch < processes:
         problem = f"--batch {settings.batch} is shared by {processes} processes"
         raise UsageError(f"{problem}; use at least {processes}")
+    if processes > 1 and settings.teachers:
+        raise UsageError(f"--teachers {settings.teachers}: only for one process, not for torchrun")
     plan = Plan(settings, processes=processes)
     choose_device_and_budget(plan, text)
     estimate = None
@@ -70,8 +72,9 @@ def make_plan(
     else:
         plan.fill(family=DEFAULT_FAMILY)
         minutes = plan.settings.minutes or 0
+        share = (1 - recipe.STUDENT_SHARE) / settings.teachers if settings.teachers else 1.0
         clock = Clock(
-            lambda: 60 * (1 - EVALUATION_SHARE) * minutes - elapsed(),
+            lambda: share * (60 * (1 - EVALUATION_SHARE) * minutes - elapsed()),
             lambda: 60 * SETUP_SHARE * minutes - elapsed(),
         )
         names = ("layers", "heads", "dim", "batch", "weight_decay")
@@ -93,8 +96,10 @@ def make_plan(
         plan.set("context", max(1, tokens - 1), f"the corpus has only {tokens:,} training tokens")
     if processes > 1 and plan.open("shard") and settings.train != "lora":
         choose_sharding(plan, base or model_config(plan.settings, text.vocab_size))
-    choose_optimizer(plan, text, base, estimate)
     left = 60 * (plan.settings.minutes or math.inf) - elapsed()
+    choose_optimizer(plan, text, base, estimate, left)
+    if plan.settings.teachers:
+        left *= recipe.STUDENT_SHARE
     if text.size < TINY_CORPUS:
         left = math.inf  # the time is only an upper limit
     plan.fill(evaluations=int(max(1, min(EVALUATIONS, left / SECONDS_PER_EVALUATION))))
@@ -206,7 +211,11 @@ def choose_context(plan: Plan, base: ModelConfig) -> None:
 
 
 def choose_optimizer(
-    plan: Plan, text: TextStats, base: ModelConfig | None, estimate: SizeEstimate | None
+    plan: Plan,
+    text: TextStats,
+    base: ModelConfig | None,
+    estimate: SizeEstimate | None,
+    left: float,
 ) -> None:
     """Choose the optimizer, its hyperparameters and the number of steps; predict the loss."""
     assert plan.settings.batch is not None and plan.settings.context is not None
@@ -236,6 +245,10 @@ def choose_optimizer(
         if estimate.passes >= recipe.MOST_PASSES:
             reason = f"{recipe.MOST_PASSES} epochs; more would not help"
             plan.choose("steps", steps, reason)
+            choose_teachers(plan, text, estimate, left)
+        elif plan.settings.teachers:
+            plan.choose("steps", steps, "for each teacher")
+    plan.fill(teachers=0)
     if steps is None:  # unknown: the clock ends the run
         if plan.open("weight_decay"):
             most = math.ceil(recipe.MOST_PASSES * text.tokens / step_tokens)
@@ -261,8 +274,26 @@ def choose_optimizer(
         return  # no time to compute it
     law, parameters = Law(ngram_bits, text.size), non_embedding_parameters(config)
     bits = law.bits_per_byte(parameters, passes * text.size, steps)
-    plan.forecast = Forecast(bits, estimate.seconds if estimate else None, passes, steps)
+    seconds, after = estimate.seconds if estimate else None, f"after {counted(steps, 'step')}"
+    if teachers := plan.settings.teachers:  # how many steps the student takes is not known
+        bits *= 1 - recipe.distillation_gain(teachers)
+        plan.forecast = Forecast(bits, seconds, passes)
+        seconds, after = left, f"after distillation of {counted(teachers, 'teacher')}"
+    else:
+        plan.forecast = Forecast(bits, seconds, passes, steps)
     if estimate:
-        after = f"after {counted(steps, 'step')} in {estimate.seconds:.0f} s"
-        reason = f"validation bits per byte, {after}"
+        reason = f"validation bits per byte, {after} in {seconds:.0f} s"
         plan.choices.append(Choice("forecast", f"{bits:.3f}", reason))
+
+
+def choose_teachers(plan: Plan, text: TextStats, estimate: SizeEstimate, left: float) -> None:
+    """If the text is small for the `left` seconds, train several models and distill them."""
+    each = recipe.TEACHER_OVERHEAD * estimate.seconds
+    count = min(recipe.MOST_TEACHERS, int((1 - recipe.STUDENT_SHARE) * left / each))
+    size = (text.vocab_size, text.tokens, plan.settings.device)
+    columns = sizes.soft_target_columns(*size)
+    if count < recipe.LEAST_TEACHERS or columns < recipe.LEAST_COLUMNS or plan.processes > 1:
+        return
+    reason = f"{recipe.MOST_PASSES} epochs take {estimate.seconds:.0f} s of {left:.0f} s; "
+    gain = f"should lower the loss by about {recipe.distillation_gain(count):.0%}"
+    plan.choose("teachers", count, f"{reason}distilling {count} models into one {gain}")

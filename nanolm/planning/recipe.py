@@ -8,10 +8,12 @@ weight decay matters most: with enough of it, the twentieth pass still lowers va
 """
 
 import math
+from dataclasses import replace
 
 from nanolm.model.config import GPTConfig, ModelConfig, TransformerConfig
 from nanolm.model.size import non_embedding_parameters
 from nanolm.training.optimizers import OPTIMIZERS
+from nanolm.training.settings import TrainSettings
 
 EMBEDDING_RATE = 4.0  # times the learning rate: a token is seen rarely, a matrix at every step
 HEAD_RATE = 0.6  # times the learning rate: slower than the layers below; also if tied
@@ -39,6 +41,17 @@ LORA_RATE = 1e-3  # the learning rate of LoRA adapters; 12 million parameters di
 LORA_CLASSIFIER_RATE = 3e-4
 MOST_MUON_SHARE = 1.0  # of the rest of a step; above it, AdamW is as good in the same time
 
+# Distillation of several models, the teachers, into one, the student.
+LEAST_TEACHERS, MOST_TEACHERS = 2, 8
+STUDENT_SHARE = 0.3  # of the training time, at least
+LEAST_STUDENT_SHARE = 0.2  # of all time; on a slow machine, fewer teachers are trained
+TEACHER_OVERHEAD = 1.05  # times the time of its steps: evaluation, predictions for all of the text
+STUDENT_RATE = 1.0  # times the learning rate of the teachers
+STUDENT_PULL = 0.006  # learning rate * weight decay
+MOST_GAIN = 0.04  # of the loss, with infinitely many teachers
+LEAST_COLUMNS = 16  # probabilities that are kept for each token; fewer are too few
+COLUMNS_MEMORY_SHARE = 0.25  # of the free memory that they may use
+
 
 def optimizer(config: ModelConfig, batch: int) -> tuple[str, str]:
     """Muon, unless its updates cost more time than they save; with the reason."""
@@ -64,6 +77,23 @@ def weight_decay(passes: float, lr: float, steps: int, size: float = math.inf) -
     if passes >= HUNDREDS_OF_PASSES:
         pull = STRONG_PULL if size >= REPRODUCED_BYTES else LIGHT_PULL / steps
     return float(f"{max(LEAST_DECAY, pull / lr):.2g}")
+
+
+def student(settings: TrainSettings) -> TrainSettings:
+    """The settings of the model that learns from the teachers that `settings` are for, if any. It
+    has all of the remaining time, or as many steps as each of them."""
+    if not settings.teachers:
+        return settings
+    assert settings.lr
+    lr = float(f"{STUDENT_RATE * settings.lr:.2g}")
+    how = replace(settings, lr=lr, weight_decay=float(f"{STUDENT_PULL / lr:.2g}"), average=0.0)
+    steps = None if settings.minutes else settings.steps
+    return replace(how, dropout=0.0, steps=steps, compile=bool(settings.compile))
+
+
+def distillation_gain(teachers: int) -> float:
+    """By which share distillation lowers the loss, approximately."""
+    return MOST_GAIN * (1 - 1 / teachers)
 
 
 def rates(tied: bool) -> dict[str, float]:

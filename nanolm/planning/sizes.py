@@ -17,7 +17,7 @@ import torch
 
 from nanolm.choice import Chosen, Report
 from nanolm.errors import refuse
-from nanolm.machine import available_threads, is_busy
+from nanolm.machine import available_memory, available_threads, is_busy
 from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, complete_shape, configure
 from nanolm.model.device import free_memory
@@ -217,6 +217,15 @@ def fits(config: GPTConfig, settings: TrainSettings, text: TextStats) -> bool:
         if needed > GPU_MEMORY_SHARE * torch.cuda.mem_get_info()[0]:
             return False
     return parameters <= PARAMETERS_PER_TOKEN * text.tokens
+
+
+def soft_target_columns(vocab_size: int, tokens: int, device: str) -> int:
+    """How many probabilities for each of `tokens` fit into memory: all, or the highest ones."""
+    free = torch.cuda.mem_get_info()[0] if device == "cuda" else available_memory()
+    room = recipe.COLUMNS_MEMORY_SHARE * free / tokens  # bytes
+    if 2 * vocab_size <= room:
+        return vocab_size
+    return int((room - 2) // (4 if vocab_size <= 1 << 15 else 6))  # with their ids, and the rest
 
 
 def predict(

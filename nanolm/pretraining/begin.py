@@ -29,7 +29,7 @@ from nanolm.model.config_json import model_type
 from nanolm.model.device import choose_device, choose_dtype
 from nanolm.planning.tuning import deterministic_algorithms
 from nanolm.runs import checkpoint
-from nanolm.runs.folder import Run
+from nanolm.runs.folder import TEACHERS, Run
 from nanolm.text import NAMED, TRAINABLE
 from nanolm.text.sources import ADDRESSES, SCHEME, STDIN
 from nanolm.training.events import Note, Notify, Planned, Preparing
@@ -93,7 +93,7 @@ class RunStart(Generic[S]):
             look = f"Nothing was deleted: see `nanolm doctor {run.path}`"
             cure = "Restore its checkpoints from a backup, or start a new run with --out"
             raise ModelError(f"{run.path} has no intact checkpoint to resume from. {look}. {cure}")
-        else:
+        elif not (run.path / TEACHERS).is_dir():
             note(f"{run.path} has no checkpoint to resume from: starting at step 0")
         return folder
 
@@ -240,7 +240,8 @@ def choose_run(settings: Settings, out: Path | None, notify: Notify) -> Run:
             done = run
     if done is not None:
         longer = f"nanolm train --extend {done.path} --minutes 5"
-        hint = f" (to train it longer: {longer})" if settings.texts == "corpus" else ""
+        extendable = settings.texts == "corpus" and not done.settings().get("teachers")
+        hint = f" (to train it longer: {longer})" if extendable else ""
         notify(Note(f"{done.path} is finished: training again from the start, as {run.path}{hint}"))
     return run
 

@@ -61,6 +61,10 @@ def rewind(run: Run, more: dict[str, float], report: Callable[[str], None]) -> N
     """Restore the run to the step before its learning rate decayed, with the larger budget."""
     facts = run.facts()
     settings = saved_settings(run, TrainSettings)
+    if settings.teachers:
+        cure = "train a new run with more --minutes, or continue with"
+        cure = f"{cure} nanolm train CORPUS --from {run.path}"
+        raise DataError(f"{run.path} was distilled, so it cannot be extended; {cure}")
     last = checkpoint.follow(run.path / "last") or checkpoint.newest_valid(run.checkpoints, report)
     decay = read_state(last).decay_step if last and (last / "state.json").is_file() else None
     folder = run.checkpoints / f"step-{decay or 0:08}"

@@ -22,6 +22,7 @@ from nanolm.model.config import GPTConfig, ModelConfig
 from nanolm.model.device import choose_device
 from nanolm.model.huggingface import BaseModel, load_model, suppressed_tokens, weights_fingerprint
 from nanolm.model.stored import load_config
+from nanolm.planning import recipe
 from nanolm.planning.planner import DEFAULT_MINUTES, SETUP_SHARE, Plan, make_plan
 from nanolm.planning.scaling_law import Forecast, ngram_bits_per_byte
 from nanolm.planning.sizes import TextStats, model_config
@@ -172,8 +173,9 @@ def make_job(
         fingerprints = fingerprints | {"model to start from": frozen.fingerprint}
     run, folder = start.run, start.checkpoint(fingerprints)
     plan = plan_for(start.settings, base, text, elapsed, start.notify, processes)
-    model = build(plan.settings, base, folder, text)
-    if folder and model.config != wanted_config(plan.settings, base, text):
+    own = recipe.student(plan.settings)
+    model = build(own, base, folder, text)
+    if folder and model.config != wanted_config(own, base, text):
         raise DataError(f"{run.config_file} was changed and no longer matches {folder}")
     spare = max(0.0, 60 * (plan.settings.minutes or math.inf) * SETUP_SHARE - elapsed())
     settings, measured = fit_to_machine(plan.settings, model, spare)

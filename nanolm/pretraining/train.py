@@ -13,6 +13,7 @@ from nanolm.planning import tuning
 from nanolm.planning.planner import SETUP_SHARE, Plan
 from nanolm.pretraining import prepare
 from nanolm.pretraining.begin import RunStart, with_absolute_paths
+from nanolm.pretraining.distil import Ensemble
 from nanolm.pretraining.language import NextToken, as_metrics
 from nanolm.pretraining.prepare import Job, find_base, prepare_text, text_deadline
 from nanolm.pretraining.session import all_steps, first_process, stopwatch
@@ -74,9 +75,26 @@ def follow() -> TrainResult:
 
 
 def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) -> TrainResult:
-    """Run all remaining steps of a job."""
-    steps = all_steps(job, NextToken, world, elapsed, notify)
-    with tuning.attention_by(job.settings.attention), steps as (task, trainer, stopped):
+    """Run all remaining steps of a job, after those of its teachers, if any."""
+    with tuning.attention_by(job.settings.attention):
+        if not job.settings.teachers:
+            return learn_by(NextToken, job, world, elapsed, notify)
+        ensemble = Ensemble(job, elapsed, notify)
+        if ensemble.train(world):
+            return learn_by(*ensemble.student(), world, ensemble.before_student(), notify)
+        seconds = round(ensemble.spent(), 3)
+        nothing = (0, 0, seconds, None, None, None, 0)  # not even the first step of the student
+        return TrainResult(str(job.run.path), *nothing, stopped="interrupted")
+
+
+def learn_by(
+    make_task: Callable[..., NextToken],
+    job: Job,
+    world: World,
+    elapsed: Callable[[], float],
+    notify: Notify,
+) -> TrainResult:
+    with all_steps(job, make_task, world, elapsed, notify) as (task, trainer, stopped):
         if stopped == "minutes":
             task.report_slow_steps(trainer.state.step)
         state, scores, held_out = trainer.state, trainer.state.scores, len(job.text.val)

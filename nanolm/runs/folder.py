@@ -7,6 +7,7 @@ runs/NAME/
   samples.md      samples generated during training
   log.txt
   checkpoints/step-00000120/, and the links best and last: see checkpoint.py
+  teachers/       models to distill into this one, until the run ends
 """
 
 import contextlib
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 FINISHED, STOPPED_EARLY = "finished", "stopped early"
 CHECKPOINTS, LINKS = "checkpoints", ("best", "last")
+TEACHERS = "teachers"  # models to distill into that of the run, until it ends
 OURS = re.compile(r"step-|final$|damaged-|\.(tmp-|trash-|lock$|extending$)|JOURNAL\.json$")
 NO_SENTENCEPIECE = (
     "Its SentencePiece files are not enough. For a Pegasus model, transformers writes a "
@@ -129,6 +131,7 @@ class Run:
             return False
         own = {CHECKPOINTS, EARLIER, self.metrics.name, self.samples.name}
         known = own | {self.config_file.name, self.facts_file.name, self.log.name, *LINKS, *PAGES}
+        known.add(TEACHERS)
         names = {entry.name for entry in self.path.iterdir() if not OURS.match(entry.name)}
         saved = [
             entry.name for name in (CHECKPOINTS, EARLIER) for entry in self.path.glob(f"{name}/*")
@@ -152,6 +155,7 @@ class Run:
                 change.append(("move", name, files.name_aside(entry).name))
             else:
                 change.append(("discard", name))
+        change.append(("discard", TEACHERS))
         journal.commit(self.path, "starting over", change)
 
     def settings(self) -> dict[str, Any]:
@@ -179,6 +183,14 @@ class Run:
     def update(self, facts: dict[str, Any]) -> None:
         written = dump_facts(facts)
         self.retry_if_moved(lambda path: files.write_atomically(path / "run.json", written))
+
+    def finish(self, facts: dict[str, Any]) -> None:
+        """Update run.json with the result, and remove what is no longer needed."""
+        if not (self.path / TEACHERS).exists():
+            return self.update(facts)
+        change = [("write", self.facts_file.name, dump_facts(facts)), ("discard", TEACHERS)]
+        self.retry_if_moved(lambda path: journal.commit(path, "removing the teachers", change))
+        return None
 
     def lengths(self) -> dict[str, int]:
         """The sizes of the files that grow; part of a checkpoint's state."""
@@ -381,6 +393,9 @@ def resolve_model(path: Path, report: Callable[[str], None]) -> Path:
                 break
     if newest := checkpoint.newest_valid(path / "checkpoints", report):
         return newest
+    if (path / TEACHERS).is_dir():
+        problem = f"{path} is still training its teachers and has no model yet"
+        raise ModelError(f"{problem}; run its `nanolm train` command again to resume it")
     raise ModelError(f"{path} contains no model: no config.json and no valid checkpoint")
 
 

@@ -166,4 +166,4 @@ def write_result(run: Run, result: dict[str, Any], notify: Notify) -> None:
         write_report(run, result=result)
     except Exception as error:
         notify(Note(f"could not write the report ({error!r}); try `nanolm report {run.path}`"))
-    run.update({**run.facts(), "result": result})
+    run.finish({**run.facts(), "result": result})

@@ -57,6 +57,7 @@ RANGES = {  # possible values, sensible or not
     "weight_decay": (0, 1_000),
     "seed": (0, (1 << 63) - 1),
     **dict.fromkeys(("threads", "workers"), (1, 1_024)),
+    "teachers": (0, 1_000),
 }
 
 
@@ -183,6 +184,7 @@ class TrainSettings(Settings):
     bias: bool | None = None
     tied: bool | None = None
     tokens: int | None = None
+    teachers: int | None = None
     optimizer: str | None = None
     weight_decay: float | None = None
     evaluations: int | None = None
@@ -229,6 +231,10 @@ class TrainSettings(Settings):
             shard = {"--shard": bool(self.shard)}
             problems += exclusive("--train lora", compiled | float8 | shard | muon)
         problems += needs_base(self.start_from, self.train == "lora", self.adapter)
+        if self.teachers:
+            others = {f"--from {self.start_from}": self.start_from is not None}
+            others |= {f"--family {self.family}": self.family in RECURRENT}
+            problems += exclusive(f"--teachers {self.teachers}", others)
         if self.deterministic:
             attention = {f"--attention {self.attention}": self.attention in ("cudnn", "efficient")}
             problems += exclusive("--deterministic", compiled | float8 | attention)

@@ -1,0 +1,243 @@
+"""Ensemble distillation: one model, the student, learns the mean prediction of several teachers.
+
+    >>> ensemble = Ensemble(job, elapsed, notify)
+    >>> if ensemble.train(world):
+    ...     make_task, job = ensemble.student()
+
+After about twenty passes over a small text, more training does not help a model. But the mean
+prediction of several models, trained with different seeds, is better than that of each, and a new
+model of the same size can learn it. The teachers are trained one after the other in the folder
+`teachers` of the run, which is removed with the end of the run.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanolm import files
+from nanolm.choice import Choice, Report
+from nanolm.formats import counted
+from nanolm.model.base import Model
+from nanolm.model.device import free_memory
+from nanolm.model.huggingface import load_model
+from nanolm.planning import recipe
+from nanolm.planning.sizes import soft_target_columns
+from nanolm.pretraining.begin import reports
+from nanolm.pretraining.language import NextToken
+from nanolm.pretraining.ledger import Ledger, LedgerState, read_state
+from nanolm.pretraining.prepare import Job, build
+from nanolm.pretraining.session import all_steps
+from nanolm.runs import checkpoint
+from nanolm.runs.folder import TEACHERS, Run
+from nanolm.training import state as training_state
+from nanolm.training.distributed import World
+from nanolm.training.events import Event, Note, Notify, Preparing, Progressed
+from nanolm.training.feed import DeviceSource
+from nanolm.training.loss import SoftTargets, distillation_loss
+from nanolm.training.settings import TrainSettings
+from nanolm.training.step import AUTOCAST_DTYPES
+
+FILE = "teachers.json"
+SEED_STEP = 1_000_003  # between the seeds of two teachers
+CHUNK_TOKENS = 1 << 14  # that the teachers predict at a time
+CHUNK_LOGITS = 1 << 24
+
+
+@dataclass
+class EnsembleState(LedgerState):
+    teachers: list[dict[str, Any]] = field(default_factory=list)  # those that are trained
+    columns: int | None = None  # probabilities kept for each token, once that is decided
+
+
+class Ensemble(Ledger[EnsembleState]):
+    """The teachers of a run, trained one after the other. `finished` means that all are."""
+
+    def __init__(self, job: Job, elapsed: Callable[[], float], notify: Notify) -> None:
+        """`elapsed` returns the seconds since this process started."""
+        file = job.run.path / TEACHERS / FILE
+        state = read_state(file, EnsembleState) or EnsembleState({})
+        minutes, clock = job.settings.minutes or math.inf, time.monotonic() - elapsed()
+        super().__init__(file, state, minutes, clock, notify)
+        self.job, self.elapsed = job, elapsed
+
+    def save(self) -> None:
+        self.folder = self.job.run.path / TEACHERS  # the run may have been moved
+        self.file = self.folder / FILE
+        super().save()
+
+    def spent(self) -> float:
+        """Seconds of the run so far, including those of killed processes."""
+        return self.state.seconds + time.monotonic() - self.clock
+
+    def train(self, world: World) -> bool:
+        """Train all teachers that are not trained yet; returns False if it was interrupted."""
+        self.folder.mkdir(exist_ok=True)
+        files.sweep(self.folder)
+        while not self.state.finished:
+            for left in self.folder.glob("training-*"):
+                if left.name != self.training().path.name:
+                    files.discard(left)  # its model is saved
+            self.state.finished = self.are_enough()
+            if not self.state.finished and not self.train_next(world):
+                return False
+            self.save()
+        if self.job.checkpoint is None:
+            facts = self.job.run.facts()
+            self.job.run.update({**facts, "teachers": self.state.teachers})
+        return True
+
+    def training(self) -> Run:
+        """The run of the next teacher."""
+        return Run(self.folder / f"training-{len(self.state.teachers) + 1}")
+
+    def are_enough(self) -> bool:
+        """Whether all are trained, or another one would leave the student too little time."""
+        settings, teachers = self.job.settings, self.state.teachers
+        assert settings.teachers
+        if len(teachers) >= settings.teachers:
+            return True
+        if not teachers or not settings.minutes:
+            return False
+        left = self.left() - fmean(teacher["seconds"] for teacher in teachers)
+        if left >= recipe.LEAST_STUDENT_SHARE * 60 * settings.minutes:
+            return False
+        text = f"{counted(len(teachers), 'teacher')} instead of {settings.teachers}"
+        self.watch(Note(f"{text}: the machine is slower than expected"))
+        return True
+
+    def teacher_settings(self, number: int) -> TrainSettings:
+        settings = self.job.settings
+        minutes = settings.minutes and (1 - recipe.LEAST_STUDENT_SHARE) * settings.minutes
+        seed = (settings.seed + SEED_STEP * number) % (1 << 63)
+        once = replace(settings, teachers=0, evaluations=1, compile=bool(settings.compile))
+        return replace(once, seed=seed, minutes=minutes)
+
+    def train_next(self, world: World) -> bool:
+        """Train the next teacher and keep its model; returns False if it was interrupted."""
+        number, run = len(self.state.teachers) + 1, self.training()
+        settings, note = self.teacher_settings(number), reports(self.watch)[0]
+        run.path.mkdir(exist_ok=True)
+        with run.held():
+            files.sweep(run.checkpoints)
+            saved, elapsed = checkpoint.newest_valid(run.checkpoints, note), self.spent
+            if saved:
+                checkpoint.retire_after(run.checkpoints, saved, note)
+                self.state.seconds = training_state.read_state(saved).seconds
+                elapsed = self.elapsed
+            job = replace(self.job, settings=settings, run=run, checkpoint=saved, forecast=None)
+            job = replace(job, fixed_steps=True, model=build(settings, None, saved, job.text))
+            what = f"teacher {number} of {self.job.settings.teachers}"
+            steps = all_steps(job, Teacher, world, elapsed, partial(self.pass_on_teacher, what))
+            with steps as (task, trainer, stopped):
+                state = trainer.state
+                if stopped == "interrupted":
+                    return False
+                files.commit(self.folder, str(number), task.snapshot())
+        bits = state.scores.get("val_bits_per_byte")
+        known = {"seed": settings.seed, "steps": state.step, "val_bits_per_byte": bits}
+        self.state.teachers.append({**known, "seconds": round(state.seconds - state.setup, 3)})
+        result = "" if bits is None else f"{bits:.3f} bits per byte "
+        note(f"{what}: {result}after {counted(state.step, 'step')}")
+        del task, trainer, steps
+        free_memory()
+        return True
+
+    def pass_on_teacher(self, what: str, event: Event) -> None:
+        """Report the progress of a teacher, whose metrics are not those of the run."""
+        if isinstance(event, Progressed):
+            self.watch(Preparing(what, round(1000 * event.progress), 1000))
+        elif isinstance(event, Note | Choice):
+            self.watch(event)
+
+    def student(self) -> tuple[Callable[..., NextToken], Job]:
+        """The task of the student, and its job."""
+        return partial(Student, self), replace(self.job, settings=recipe.student(self.job.settings))
+
+    def before_student(self) -> Callable[[], float]:
+        """The seconds before its first step in this process; a checkpoint includes all others."""
+        return self.elapsed if self.job.checkpoint else self.spent
+
+    def soft_targets(self, source: DeviceSource) -> SoftTargets:
+        """The mean prediction of all teachers for each token of the text."""
+        settings, text = self.job.settings, self.job.text
+        if self.state.columns is None:
+            shape = (text.tokenizer.vocab_size, len(text.train), settings.device)
+            self.state.columns = max(recipe.LEAST_COLUMNS, soft_target_columns(*shape))
+            self.save()
+        folders = [self.folder / str(n + 1) for n in range(len(self.state.teachers))]
+        for folder in folders:
+            files.verify(folder)
+        models = [load_model(folder).to(settings.device).eval() for folder in folders]
+        low = AUTOCAST_DTYPES.get(settings.dtype) if settings.device != "cpu" else None
+        with torch.autocast(settings.device, low, enabled=low is not None):
+            report = reports(self.watch)[1]
+            return mean_predictions(models, source, self.state.columns, report)
+
+
+class Teacher(NextToken):
+    def write(self, network: Model, step: int, measured: str = "") -> None:
+        """Teachers generate no samples."""
+
+
+class Student(NextToken):
+    """Learns the predictions of an ensemble instead of the tokens of the text."""
+
+    def __init__(self, ensemble: Ensemble, *rest: Any) -> None:
+        super().__init__(*rest)
+        self.feed = DeviceSource(self.source.batches, self.settings.device)
+        self.source = self.feed
+        self.targets = ensemble.soft_targets(self.feed)
+        free_memory()
+
+    def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        (starts,) = batch
+        x = self.network.hidden_states(self.feed.ids(starts)[:, :-1])  # (batch, context, dim)
+        places = starts[:, None] + self.feed.window[1:]  # (batch, context)
+        return distillation_loss(self.network.head, x, self.targets, places), {}
+
+
+@torch.no_grad()
+def mean_predictions(
+    models: list[Model], source: DeviceSource, columns: int, report: Report = lambda *_: None
+) -> SoftTargets:
+    """The mean prediction of the models for each token except the first: the `columns` highest
+    probabilities, and the sum of the others. Windows overlap by half, so that each token has at
+    least half a window of context, except at the beginning of the text."""
+    vocab_size, device = models[0].config.vocab_size, source.tokens.device
+    tokens, window = len(source.tokens), source.batches.context
+    stride, all_columns = max(1, window // 2), columns >= vocab_size
+    kept = vocab_size if all_columns else columns + 1
+    found = torch.zeros(tokens, kept, dtype=torch.float16, device=device)
+    ids = None
+    if not all_columns:
+        kind = torch.int16 if vocab_size <= 1 << 15 else torch.int32
+        ids = torch.zeros(tokens, columns, dtype=kind, device=device)
+    last = tokens - 1 - window
+    starts = torch.arange(0, last + stride, stride, device=device).clamp(max=last)
+    rows = max(1, min(CHUNK_TOKENS // window, CHUNK_LOGITS // (stride * vocab_size)))
+    parts = [starts[:1], *starts[1:].split(rows)]
+    for number, part in enumerate(parts):
+        new = stride if number else window  # the first window predicts all of its tokens
+        x = source.ids(part)[:, :-1]  # (rows, window)
+        mean = torch.zeros(len(part) * new, vocab_size, device=device)
+        for model in models:
+            logits = model.head(model.hidden_states(x)[:, -new:])  # (rows, new, vocabulary)
+            mean += logits.float().flatten(0, 1).softmax(dim=1) / len(models)
+        offsets = torch.arange(window - new + 1, window + 1, device=device)
+        places = (part[:, None] + offsets).flatten()
+        if ids is None:
+            found[places] = mean.half()
+        else:
+            top = mean.topk(columns)
+            rest = (1 - top.values.sum(dim=1, keepdim=True)).clamp(min=0)
+            found[places] = torch.cat([top.values, rest], dim=1).half()
+            ids[places] = top.indices.to(ids.dtype)
+        report("computing the predictions of the teachers", number + 1, len(parts))
+    return SoftTargets(found, ids)

@@ -1,0 +1,119 @@
+"""Several models are trained first, and one ordinary model learns their mean prediction."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from faults import before_step, press
+from journeys import SETTINGS, same
+
+import nanolm
+from nanolm.errors import DataError, ModelError, UsageError
+from nanolm.model.build import build_model
+from nanolm.model.config import configure
+from nanolm.pretraining import distil
+from nanolm.pretraining.distil import mean_predictions
+from nanolm.pretraining.extend import extend
+from nanolm.pretraining.train import TrainResult
+from nanolm.runs.folder import find_model
+from nanolm.text.tokens import Batches
+from nanolm.training.events import Event, Note
+from nanolm.training.feed import DeviceSource
+
+SMALL: dict[str, Any] = {**SETTINGS, "steps": 8, "evaluations": 2, "teachers": 2}
+
+
+def train(out: Path, **more: Any) -> TrainResult:
+    return nanolm.train("embedded:tiny", out=out, **(SMALL | more))
+
+
+def test_one_ordinary_run_is_left(tmp_path: Path) -> None:
+    events: list[Event] = []
+    result = train(tmp_path / "run", notify=events.append)
+    assert result.steps == 8 and result.stopped == "steps"
+    facts = json.loads((tmp_path / "run/run.json").read_text())
+    assert [teacher["steps"] for teacher in facts["teachers"]] == [8, 8]
+    seeds = {teacher["seed"] for teacher in facts["teachers"]}
+    assert len(seeds) == 2 and SMALL.get("seed", 1) not in seeds
+    assert not (tmp_path / "run/teachers").exists()
+    notes = [event.text for event in events if isinstance(event, Note)]
+    assert [note.split(":")[0] for note in notes[:2]] == ["teacher 1 of 2", "teacher 2 of 2"]
+    model = nanolm.load(tmp_path / "run").model
+    assert model.config.dropout == 0
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 2  # the evaluations of the student
+    with pytest.raises(DataError, match="--from"):
+        extend(tmp_path / "run", {"steps": 5})
+
+
+@pytest.mark.slow
+def test_a_student_of_a_good_teacher_learns_faster_than_alone(tmp_path: Path) -> None:
+    alone = train(tmp_path / "alone", steps=60, teachers=0)
+    taught = train(tmp_path / "taught", steps=60, teachers=3)
+    assert taught.val_loss and alone.val_loss and taught.val_loss < alone.val_loss + 0.02
+
+
+@pytest.mark.parametrize("columns", [50, 9])
+def test_the_mean_prediction(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every token, from at least half a context before it."""
+    monkeypatch.setattr(distil, "CHUNK_TOKENS", 24)
+    config = configure("modern", vocab_size=50, layers=1, heads=2, dim=16, context=8)
+    models = [build_model(config).eval() for _ in range(3)]
+    for model in models:
+        torch.nn.init.normal_(model.head.weight)
+    tokens = np.random.default_rng(1).integers(50, size=61).astype(np.uint16)
+    found = mean_predictions(models, DeviceSource(Batches(tokens, 8, 2, 1), "cpu"), columns)
+    ids = torch.from_numpy(tokens.astype(np.int64))
+    for place in (1, 3, 8, 9, 12, 13, 35, 60):
+        begin = 0 if place <= 8 else min((place - 5) // 4 * 4, 60 - 8)
+        x = ids[None, begin:place]
+        with torch.no_grad():
+            mean = torch.stack([model(x)[0, -1].softmax(dim=0) for model in models]).mean(dim=0)
+        if columns == 50:
+            assert found.ids is None
+            torch.testing.assert_close(found.probabilities[place].float(), mean, atol=1e-3, rtol=0)
+        else:
+            assert found.ids is not None
+            top = mean.topk(9)
+            assert set(found.ids[place].tolist()) == set(top.indices.tolist())
+            wanted = torch.cat([top.values, 1 - top.values.sum()[None]])
+            torch.testing.assert_close(
+                found.probabilities[place].float(), wanted, atol=1e-3, rtol=0
+            )
+
+
+def test_only_the_most_likely_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If memory is short. A resumed run keeps as many as before."""
+    monkeypatch.setattr(distil, "soft_target_columns", lambda *_: 3)
+    train(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        before_step(patch, 5, press)
+        for _ in range(3):  # in both teachers, and in the student
+            assert train(tmp_path / "run").stopped == "interrupted"
+    monkeypatch.setattr(distil, "soft_target_columns", lambda *_: 1_000)
+    train(tmp_path / "run")
+    assert same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_interrupted_with_the_teachers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        before_step(patch, 3, press)
+        for _ in range(3):  # in both teachers, and in the student
+            assert train(tmp_path / "run").stopped == "interrupted"
+            if (tmp_path / "run/checkpoints").exists():
+                break
+            with pytest.raises(ModelError, match="teachers"):
+                find_model(tmp_path / "run", pytest.fail)
+    assert train(tmp_path / "run").stopped == "steps"
+    assert same(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("more", [{"start_from": "runs/x"}, {"family": "lstm"}])
+def test_what_cannot_be_distilled(more: dict[str, Any], tmp_path: Path) -> None:
+    sizes = dict.fromkeys(("layers", "heads", "dim"))
+    with pytest.raises(UsageError, match="--teachers 2"):
+        train(tmp_path / "run", **sizes, **more)
