@@ -78,6 +78,7 @@ def training(past: "History") -> str:
         text += f" on {', '.join(past.corpus)}"
     if past.start_from is not None:
         text += f", from {past.start_from}"
+    text += f", {past.distilled}" if past.distilled else ""
     if past.best_step is not None:
         text += f"; finished, best at step {past.best_step:,}"
     if past.val_bits_per_byte is not None:

@@ -207,7 +207,7 @@ def command(
     if plan_only:
         return 0
     if result.stopped == "interrupted":
-        return note_interruption(result.steps)
+        return note_interruption(result.steps or None)  # None: still training its teachers
     if result.stopped == TooLittleTime.stopped:
         raise TooLittleTime(pretraining.what_to_type(result))
     if not as_json:

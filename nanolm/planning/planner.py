@@ -288,7 +288,7 @@ def choose_optimizer(
 
 def choose_teachers(plan: Plan, text: TextStats, estimate: SizeEstimate, left: float) -> None:
     """If the text is small for the `left` seconds, train several models and distill them."""
-    each = recipe.TEACHER_OVERHEAD * estimate.seconds
+    each = recipe.TEACHER_OVERHEAD * estimate.seconds + recipe.TEACHER_SECONDS
     count = min(recipe.MOST_TEACHERS, int((1 - recipe.STUDENT_SHARE) * left / each))
     size = (text.vocab_size, text.tokens, plan.settings.device)
     columns = sizes.soft_target_columns(*size)

@@ -46,6 +46,7 @@ LEAST_TEACHERS, MOST_TEACHERS = 2, 8
 STUDENT_SHARE = 0.3  # of the training time, at least
 LEAST_STUDENT_SHARE = 0.2  # of all time; on a slow machine, fewer teachers are trained
 TEACHER_OVERHEAD = 1.05  # times the time of its steps: evaluation, predictions for all of the text
+TEACHER_SECONDS = 1.5  # to set up a teacher and to save it
 STUDENT_RATE = 1.0  # times the learning rate of the teachers
 STUDENT_PULL = 0.006  # learning rate * weight decay
 MOST_GAIN = 0.04  # of the loss, with infinitely many teachers

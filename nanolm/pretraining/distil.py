@@ -23,6 +23,7 @@ from torch import Tensor
 
 from nanolm import files
 from nanolm.choice import Choice, Report
+from nanolm.errors import ModelError
 from nanolm.formats import counted
 from nanolm.model.base import Model
 from nanolm.model.device import free_memory
@@ -134,7 +135,7 @@ class Ensemble(Ledger[EnsembleState]):
             job = replace(self.job, settings=settings, run=run, checkpoint=saved, forecast=None)
             job = replace(job, fixed_steps=True, model=build(settings, None, saved, job.text))
             what = f"teacher {number} of {self.job.settings.teachers}"
-            steps = all_steps(job, Teacher, world, elapsed, partial(self.pass_on_teacher, what))
+            steps = all_steps(job, TeacherTask, world, elapsed, partial(self.pass_on_teacher, what))
             with steps as (task, trainer, stopped):
                 state = trainer.state
                 if stopped == "interrupted":
@@ -158,7 +159,8 @@ class Ensemble(Ledger[EnsembleState]):
 
     def student(self) -> tuple[Callable[..., NextToken], Job]:
         """The task of the student, and its job."""
-        return partial(Student, self), replace(self.job, settings=recipe.student(self.job.settings))
+        settings = recipe.student(self.job.settings)
+        return partial(StudentTask, self), replace(self.job, settings=settings)
 
     def before_student(self) -> Callable[[], float]:
         """The seconds before its first step in this process; a checkpoint includes all others."""
@@ -173,7 +175,10 @@ class Ensemble(Ledger[EnsembleState]):
             self.save()
         folders = [self.folder / str(n + 1) for n in range(len(self.state.teachers))]
         for folder in folders:
-            files.verify(folder)
+            try:
+                files.verify(folder)
+            except ModelError as error:
+                raise ModelError(f"{error}; restore it, or start a new run with --out") from None
         models = [load_model(folder).to(settings.device).eval() for folder in folders]
         low = AUTOCAST_DTYPES.get(settings.dtype) if settings.device != "cpu" else None
         with torch.autocast(settings.device, low, enabled=low is not None):
@@ -181,12 +186,12 @@ class Ensemble(Ledger[EnsembleState]):
             return mean_predictions(models, source, self.state.columns, report)
 
 
-class Teacher(NextToken):
+class TeacherTask(NextToken):
     def write(self, network: Model, step: int, measured: str = "") -> None:
         """Teachers generate no samples."""
 
 
-class Student(NextToken):
+class StudentTask(NextToken):
     """Learns the predictions of an ensemble instead of the tokens of the text."""
 
     def __init__(self, ensemble: Ensemble, *rest: Any) -> None:

@@ -20,7 +20,7 @@ from nanolm.formats import readable
 from nanolm.report.curves import Chart, Panel, Series, curves_svg
 from nanolm.report.png import chart_png
 from nanolm.report.run_data import RunData, read_run
-from nanolm.runs.folder import Run, ending
+from nanolm.runs.folder import Run, distilled_from, ending
 from nanolm.text.page import marked
 
 MAX_SAMPLES = 6  # the first, the last, and some in between
@@ -169,7 +169,10 @@ def epoch_table(data: RunData) -> str:
         rows.append(cells)
     header = ["epoch", "step", *(EPOCH_COLUMNS[key][0] for key in keys)]
     note = "Training values are averages over all steps since the previous row"
-    note += ", with dropout on." if data.settings.get("dropout") else "."
+    teachers = data.facts.get("teachers")
+    note += ", with dropout on." if data.settings.get("dropout") and not teachers else "."
+    if teachers:
+        note += " The training loss is the cross-entropy with the mean prediction of the teachers."
     return f"{text_table(header, rows)}\n<p>{note}</p>"
 
 
@@ -189,6 +192,8 @@ def planned(data: RunData) -> str:
         rows.append(("total seconds", f"{60 * minutes:,.0f}", f"{result['seconds']:,.1f}"))
     if rows:
         parts.append(text_table(["", "planned", "actual"], rows))
+    if distilled := distilled_from(data.facts):
+        parts.append(f"<p>The model was {distilled}.</p>")
     if choices := data.facts.get("choices"):
         cells = [(each["what"], setting_text(each["value"]), each["reason"]) for each in choices]
         parts += ["<h3>Choices and reasons</h3>", text_table(["setting", "value", "reason"], cells)]

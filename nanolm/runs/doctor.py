@@ -7,9 +7,10 @@ from pathlib import Path
 from nanolm import files
 from nanolm.errors import DataError, ModelError, NanolmError, UsageError
 from nanolm.runs import checkpoint
-from nanolm.runs.folder import Run, resolve_model
+from nanolm.runs.folder import TEACHERS, Run, resolve_model
 from nanolm.runs.journal import JOURNAL
 
+TEACHING = "training its teachers"  # there is no other model yet
 LEFT = (files.TEMPORARY, files.TRASH, JOURNAL)
 
 
@@ -24,7 +25,7 @@ class CheckpointHealth:
 @dataclass(frozen=True)
 class Diagnosis:
     folder: str
-    state: str  # "finished", "unfinished", or "a model folder"
+    state: str  # "finished", "unfinished", "training its teachers" or "a model folder"
     problems: tuple[str, ...]  # with the other files of the run
     checkpoints: tuple[CheckpointHealth, ...]
     to_go_on: str | None  # the checkpoint that training would resume from
@@ -34,7 +35,8 @@ class Diagnosis:
 
     def sound(self) -> bool:
         damaged = any(each.problem for each in self.checkpoints)
-        return not damaged and not self.problems and self.to_use is not None
+        usable = self.to_use is not None or self.state == TEACHING
+        return not damaged and not self.problems and usable
 
 
 def examine(path: Path) -> Diagnosis:
@@ -54,7 +56,8 @@ def examine(path: Path) -> Diagnosis:
     whole = [each.name for each in checked if not each.problem and each.name.startswith("step-")]
     state, problems = "unfinished", []
     try:
-        state = "finished" if run.finished() else state
+        teaching = not folders and (path / TEACHERS).is_dir()
+        state = "finished" if run.finished() else TEACHING if teaching else state
     except DataError as error:
         problems.append(str(error))
     try:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nanolm import files
 from nanolm.choice import Report
 from nanolm.errors import DataError, ModelError, NanolmError, TooLittleTime, UsageError
+from nanolm.formats import counted, joined
 from nanolm.gguf.file import is_gguf
 from nanolm.model.config import ClassifierConfig, Seq2SeqConfig
 from nanolm.model.shapes import Config
@@ -491,6 +492,15 @@ def ending(result: dict[str, Any]) -> str:
     what = "accuracy" if "val" in result else "loss"
     steps = f"after step {result['best_step']:,} ({result['steps']:,} steps done)"
     return f"{STOPPED_EARLY}: validation {what} stopped improving {steps}"
+
+
+def distilled_from(facts: dict[str, Any]) -> str:
+    """`distilled from 2 models with 1.950 and 1.947 bits per byte`; empty for other runs."""
+    if not (teachers := facts.get("teachers")):
+        return ""
+    text, bits = f"distilled from {counted(len(teachers), 'model')}", "val_bits_per_byte"
+    known = [f"{each[bits]:.3f}" for each in teachers if each[bits] is not None]
+    return f"{text} with {joined(known)} bits per byte" if known else text
 
 
 def append(run: Run, name: str, text: str) -> None:

@@ -19,7 +19,14 @@ from nanolm.model.stored import (
     read_json,
     stored_dtype,
 )
-from nanolm.runs.folder import Run, find_adapter, find_model, model_tokenizer, model_tokenizers
+from nanolm.runs.folder import (
+    Run,
+    distilled_from,
+    find_adapter,
+    find_model,
+    model_tokenizer,
+    model_tokenizers,
+)
 
 TESTED_READER = "transformers 5.22 ({}, AutoTokenizer)"  # the tests load each family
 UNREADABLE = (
@@ -41,6 +48,7 @@ class History:
     started: str | None = None
     corpus: tuple[str, ...] = ()
     start_from: str | None = None
+    distilled: str = ""  # from which models
     batch: int | None = None
     context: int | None = None
     best_step: int | None = None
@@ -142,6 +150,7 @@ def read_history(path: Path, folder: Path) -> History | None:
                     started=str(facts["started"]),
                     corpus=tuple(map(str, texts)),
                     start_from=None if start in (None, "none") else str(start),
+                    distilled=distilled_from(facts),
                     batch=int(settings["batch"]),
                     context=int(settings["context"]) if "corpus" in settings else None,
                     best_step=int(result["best_step"]) if result else None,

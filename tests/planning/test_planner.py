@@ -124,6 +124,42 @@ def test_a_small_text_is_not_seen_too_often(timed: list[int]) -> None:
     assert any("overfit" in choice.reason for choice in little.choices)
 
 
+def test_the_remaining_time_is_for_teachers(
+    timed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, asked = a_text(200_000), replace(OPEN, minutes=300.0)
+    alone = make_plan(replace(asked, teachers=0), text)
+    plan = make_plan(asked, text)
+    assert plan.settings == replace(alone.settings, teachers=recipe.MOST_TEACHERS)
+    assert make_plan(plan.settings, text).settings == plan.settings
+    shown = next(choice for choice in plan.choices if choice.what == "teachers")
+    assert f"{recipe.MOST_PASSES} epochs take " in shown.reason and "%" in shown.reason
+    assert plan.forecast and alone.forecast and alone.forecast.seconds
+    assert plan.forecast.bits_per_byte < alone.forecast.bits_per_byte
+    # With less time there are fewer teachers, or none.
+    each = recipe.TEACHER_OVERHEAD * alone.forecast.seconds + recipe.TEACHER_SECONDS
+    each /= 1 - recipe.STUDENT_SHARE
+    size = {name: getattr(plan.settings, name) for name in ("layers", "heads", "dim", "batch")}
+    for teachers, wanted in ((3, 3), (1, 0)):
+        short = replace(OPEN, minutes=(teachers + 0.5) * each / 60, **size)
+        assert make_plan(short, text).settings.teachers == wanted
+    monkeypatch.setattr(sizes, "available_memory", lambda: 1_000)
+    assert make_plan(asked, text).settings.teachers == 0
+
+
+def test_a_given_number_of_teachers_shares_the_time(timed: list[int]) -> None:
+    text, asked = a_text(20_000_000), replace(OPEN, minutes=10.0, layers=2, dim=64, teachers=3)
+    plan = make_plan(asked, text)
+    assert plan.settings.teachers == 3 and plan.settings.steps and plan.forecast
+    share = (1 - recipe.STUDENT_SHARE) / 3
+    assert plan.forecast.seconds == pytest.approx(600 * share, rel=0.06)
+    assert make_plan(replace(asked, teachers=None), text).settings.teachers == 0
+    with pytest.raises(UsageError, match="torchrun"):
+        make_plan(asked, text, processes=2)
+    small = make_plan(replace(OPEN, minutes=300.0), a_text(200_000), processes=2)
+    assert small.settings.teachers == 0
+
+
 def test_muon_only_where_it_pays() -> None:
     config = configure("modern", vocab_size=512, layers=4, heads=4, dim=128, context=64)
     assert recipe.optimizer(config, batch=32)[0] == "muon"

@@ -18,7 +18,9 @@ from nanolm.pretraining import distil
 from nanolm.pretraining.distil import mean_predictions
 from nanolm.pretraining.extend import extend
 from nanolm.pretraining.train import TrainResult
+from nanolm.runs.doctor import TEACHING, examine
 from nanolm.runs.folder import find_model
+from nanolm.runs.info import describe
 from nanolm.text.tokens import Batches
 from nanolm.training.events import Event, Note
 from nanolm.training.feed import DeviceSource
@@ -45,6 +47,9 @@ def test_one_ordinary_run_is_left(tmp_path: Path) -> None:
     assert model.config.dropout == 0
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     assert len(lines) == 2  # the evaluations of the student
+    history = describe(str(tmp_path / "run"), pytest.fail).history
+    assert history and history.distilled.startswith("distilled from 2 models with ")
+    assert history.distilled in (tmp_path / "run/report.html").read_text()
     with pytest.raises(DataError, match="--from"):
         extend(tmp_path / "run", {"steps": 5})
 
@@ -108,6 +113,8 @@ def test_interrupted_with_the_teachers(tmp_path: Path, monkeypatch: pytest.Monke
                 break
             with pytest.raises(ModelError, match="teachers"):
                 find_model(tmp_path / "run", pytest.fail)
+            assert examine(tmp_path / "run").state == TEACHING
+            assert examine(tmp_path / "run").sound()
     assert train(tmp_path / "run").stopped == "steps"
     assert same(tmp_path / "run", tmp_path / "whole")
 

@@ -68,6 +68,7 @@ CASES = {
     "preparing text": Case("train text.txt --plan --minutes 1 --threads 1"),
     "train": Case(TRAIN),
     "train, resumed": Case(TRAIN, killed=200),
+    "train --teachers": Case(f"{TRAIN} --teachers 2"),
     "train --extend": Case("train --extend run --steps 8", (TRAIN,), again=to_extend),
     "train --train lora": Case(LORA, (BASE,)),
     "train --train lora, extended": Case(

@@ -275,3 +275,29 @@ def test_killed_while_saving_what_refers_to_a_base_model(
     assert tried >= 80 / every
     what = f"{kind} --train {train} from a base model"
     tally(f"killed at each touch of the disk, {what}", tried, survived)
+
+
+@pytest.mark.parametrize("every", [173, pytest.param(5, marks=pytest.mark.slow)])
+def test_killed_while_distilling(
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
+    """In a teacher, between two, with the student, or while the teachers are removed."""
+    journey, whole = journeys(tmp_path)["training"], tmp_path / "whole"
+    how: dict[str, Any] = {"teachers": 2, "steps": 20, "save_every": 5, "evaluations": 2}
+    journey.go(whole, **how)
+    tried = survived = 0
+    for count in itertools.count(1, every):
+        run = tmp_path / str(count)
+        with monkeypatch.context() as patch:
+            disk_fails(patch, 40 + count, Killed)
+            try:
+                journey.go(run, **how)
+                break
+            except Killed:
+                tried += 1
+        Run(run).settle(print)
+        if not Run(run).exists() or not Run(run).finished():
+            journey.go(run, **how)
+        survived += same(run, whole) and not (run / "teachers").exists()
+    assert tried >= 600 / every
+    tally("killed at each touch of the disk, distillation", tried, survived)
