@@ -35,11 +35,13 @@ def is_busy() -> bool:
 
 
 def available_memory() -> int:
-    """Bytes of main memory that are free; 0 if that is unknown."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    except (OSError, ValueError, AttributeError):  # not supported on every system
-        return 0
+    """Bytes of main memory that can be used without swapping, approximately."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        known = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2]
+        return 1024 * int(known.split(maxsplit=1)[0])
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # not on every system
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return 1 << 30
 
 
 def process() -> tuple[int | None, int]:

@@ -27,6 +27,7 @@ from nanolm.model.config import FAMILIES, ClassifierConfig, configure
 from nanolm.model.device import free_memory
 from nanolm.model.size import preset_sizes, training_bytes
 from nanolm.planning.trial import SpeedTrial
+from nanolm.pretraining import distil
 from nanolm.text.tokenizer import train_tokenizer
 from nanolm.training import step
 from nanolm.training.optim import Optimizers
@@ -262,6 +263,21 @@ def test_lora_on_a_gpu(family: str, tmp_path: Path) -> None:
     ids = torch.arange(50, device="cuda")[None]
     best, last = (nanolm.load(path).model.to("cuda")(ids) for path in lines)
     torch.testing.assert_close(best, last, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("columns", [16, 1 << 20])
+def test_distillation(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the most likely tokens, or with all; steps are captured into graphs."""
+    monkeypatch.setattr(distil, "soft_target_columns", lambda *_: columns)
+    how: dict[str, Any] = {"preset": "micro", "steps": 300, "teachers": 2, "save_every": 100}
+    with monkeypatch.context() as patch:
+        before_step(patch, 250, kill)
+        with pytest.raises(Killed):
+            nanolm.train("embedded:stories", out=tmp_path / "run", **how)
+    result = nanolm.train("embedded:stories", out=tmp_path / "run", **how)
+    teachers = json.loads((tmp_path / "run/run.json").read_text())["teachers"]
+    worst = max(teacher["val_bits_per_byte"] for teacher in teachers)
+    assert result.val_bits_per_byte and result.val_bits_per_byte < 1.02 * worst < 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)

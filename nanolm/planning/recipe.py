@@ -51,7 +51,8 @@ STUDENT_RATE = 1.0  # times the learning rate of the teachers
 STUDENT_PULL = 0.006  # learning rate * weight decay
 MOST_GAIN = 0.04  # of the loss, with infinitely many teachers
 LEAST_COLUMNS = 16  # probabilities that are kept for each token; fewer are too few
-COLUMNS_MEMORY_SHARE = 0.25  # of the free memory that they may use
+COLUMNS_MEMORY_SHARE = 0.25  # of the free memory that they may use, and at most
+MOST_COLUMNS_BYTES = 8 << 30
 
 
 def optimizer(config: ModelConfig, batch: int) -> tuple[str, str]:

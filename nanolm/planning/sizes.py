@@ -222,7 +222,8 @@ def fits(config: GPTConfig, settings: TrainSettings, text: TextStats) -> bool:
 def soft_target_columns(vocab_size: int, tokens: int, device: str) -> int:
     """How many probabilities for each of `tokens` fit into memory: all, or the highest ones."""
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else available_memory()
-    room = recipe.COLUMNS_MEMORY_SHARE * free / tokens  # bytes
+    most = min(recipe.COLUMNS_MEMORY_SHARE * free, recipe.MOST_COLUMNS_BYTES)
+    room = most / tokens  # bytes for each
     if 2 * vocab_size <= room:
         return vocab_size
     return int((room - 2) // (4 if vocab_size <= 1 << 15 else 6))  # with their ids, and the rest

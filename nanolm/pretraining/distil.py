@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -68,9 +69,13 @@ class Ensemble(Ledger[EnsembleState]):
         super().__init__(file, state, minutes, clock, notify)
         self.job, self.elapsed = job, elapsed
 
+    @property
+    def place(self) -> Path:
+        """The folder of the teachers, even if the run was moved."""
+        return self.job.run.path / TEACHERS
+
     def save(self) -> None:
-        self.folder = self.job.run.path / TEACHERS  # the run may have been moved
-        self.file = self.folder / FILE
+        self.folder, self.file = self.place, self.place / FILE
         super().save()
 
     def spent(self) -> float:
@@ -79,10 +84,10 @@ class Ensemble(Ledger[EnsembleState]):
 
     def train(self, world: World) -> bool:
         """Train all teachers that are not trained yet; returns False if it was interrupted."""
-        self.folder.mkdir(exist_ok=True)
-        files.sweep(self.folder)
+        self.place.mkdir(exist_ok=True)
+        files.sweep(self.place)
         while not self.state.finished:
-            for left in self.folder.glob("training-*"):
+            for left in self.place.glob("training-*"):
                 if left.name != self.training().path.name:
                     files.discard(left)  # its model is saved
             self.state.finished = self.are_enough()
@@ -96,7 +101,7 @@ class Ensemble(Ledger[EnsembleState]):
 
     def training(self) -> Run:
         """The run of the next teacher."""
-        return Run(self.folder / f"training-{len(self.state.teachers) + 1}")
+        return Run(self.place / f"training-{len(self.state.teachers) + 1}")
 
     def are_enough(self) -> bool:
         """Whether all are trained, or another one would leave the student too little time."""
@@ -140,7 +145,7 @@ class Ensemble(Ledger[EnsembleState]):
                 state = trainer.state
                 if stopped == "interrupted":
                     return False
-                files.commit(self.folder, str(number), task.snapshot())
+                files.commit(self.place, str(number), task.snapshot())
         bits = state.scores.get("val_bits_per_byte")
         known = {"seed": settings.seed, "steps": state.step, "val_bits_per_byte": bits}
         self.state.teachers.append({**known, "seconds": round(state.seconds - state.setup, 3)})
@@ -173,7 +178,7 @@ class Ensemble(Ledger[EnsembleState]):
             shape = (text.tokenizer.vocab_size, len(text.train), settings.device)
             self.state.columns = max(recipe.LEAST_COLUMNS, soft_target_columns(*shape))
             self.save()
-        folders = [self.folder / str(n + 1) for n in range(len(self.state.teachers))]
+        folders = [self.place / str(n + 1) for n in range(len(self.state.teachers))]
         for folder in folders:
             try:
                 files.verify(folder)

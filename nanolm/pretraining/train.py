@@ -94,6 +94,7 @@ def learn_by(
     elapsed: Callable[[], float],
     notify: Notify,
 ) -> TrainResult:
+    """Run all remaining steps of one task."""
     with all_steps(job, make_task, world, elapsed, notify) as (task, trainer, stopped):
         if stopped == "minutes":
             task.report_slow_steps(trainer.state.step)

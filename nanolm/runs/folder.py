@@ -188,10 +188,10 @@ class Run:
     def finish(self, facts: dict[str, Any]) -> None:
         """Update run.json with the result, and remove what is no longer needed."""
         if not (self.path / TEACHERS).exists():
-            return self.update(facts)
+            self.update(facts)
+            return
         change = [("write", self.facts_file.name, dump_facts(facts)), ("discard", TEACHERS)]
         self.retry_if_moved(lambda path: journal.commit(path, "removing the teachers", change))
-        return None
 
     def lengths(self) -> dict[str, int]:
         """The sizes of the files that grow; part of a checkpoint's state."""

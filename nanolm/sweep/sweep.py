@@ -132,7 +132,7 @@ class Sweep(Ledger[SweepState]):
         seeds = sizes.pop(SEED, 1)
         size, by_value = math.prod(sizes.values()), all(given.values())
         middle = {name: each[(len(each) - 1) // 2] for name, each in given.items() if each}
-        settings = replace(self.asked, **middle, teachers=0)
+        settings = replace(self.asked, teachers=0, **middle)
         choose_dtype(settings.dtype, choose_device(settings.device)[0])  # fails early
         base = find_base(settings, self.watch)
         until = text_deadline(settings, lambda: 60 * self.minutes - self.left())
