@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,16 @@ from nanolm.errors import DataError, ModelError, UsageError
 from nanolm.model.build import build_model
 from nanolm.model.config import configure
 from nanolm.pretraining import distil
-from nanolm.pretraining.distil import mean_predictions
+from nanolm.pretraining.distil import Ensemble, mean_predictions
 from nanolm.pretraining.extend import extend
 from nanolm.pretraining.train import TrainResult
 from nanolm.runs.doctor import TEACHING, examine
-from nanolm.runs.folder import find_model
+from nanolm.runs.folder import Run, find_model
 from nanolm.runs.info import describe
 from nanolm.text.tokens import Batches
 from nanolm.training.events import Event, Note
 from nanolm.training.feed import DeviceSource
+from nanolm.training.settings import TrainSettings
 
 SMALL: dict[str, Any] = {**SETTINGS, "steps": 8, "evaluations": 2, "teachers": 2}
 
@@ -124,3 +126,25 @@ def test_what_cannot_be_distilled(more: dict[str, Any], tmp_path: Path) -> None:
     sizes = dict.fromkeys(("layers", "heads", "dim"))
     with pytest.raises(UsageError, match="--teachers 2"):
         train(tmp_path / "run", **sizes, **more)
+
+
+def test_a_run_that_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tmp_path / "whole")
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    before_step(monkeypatch, 3, lambda: run.exists() and run.rename(moved))
+    assert train(run).run == str(moved)
+    assert same(moved, tmp_path / "whole")
+    assert not run.exists() and not (moved / "teachers").exists()
+
+
+@pytest.mark.parametrize(("elapsed", "enough"), [(30.0, False), (45.0, True)])
+def test_a_slow_machine_has_fewer_teachers(elapsed: float, enough: bool, tmp_path: Path) -> None:
+    """Another ten seconds would leave the student 20 of 60, or 5."""
+    settings = TrainSettings(("a.txt",), minutes=1.0, teachers=4)
+    job: Any = SimpleNamespace(settings=settings, run=Run(tmp_path))
+    notes: list[Event] = []
+    ensemble = Ensemble(job, lambda: elapsed, notes.append)
+    assert not ensemble.are_enough()
+    ensemble.state.teachers.append({"seconds": 10.0})
+    assert ensemble.are_enough() is enough
+    assert ["1 teacher instead of 4" in str(note) for note in notes] == [True] * enough
