@@ -99,6 +99,14 @@ def test_the_environment_overrides_a_file(cli: Cli, corpus: Path, tmp_path: Path
     assert json.loads(shown.stdout)["steps"] == 2
 
 
+@pytest.mark.parametrize("flag", ["--no-distil", "--no-distill", "--teachers=0"])
+def test_without_distillation(flag: str, cli: Cli, corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "three.toml").write_text("teachers = 3\nsteps = 5\n")
+    words = ("train", corpus, *SMALL, "--config", "three.toml", "--plan", "--json")
+    assert json.loads(cli(*words).stdout)["settings"]["teachers"] == 3
+    assert json.loads(cli(*words, flag).stdout)["settings"]["teachers"] == 0
+
+
 def test_a_closed_output_does_not_stop_the_run(corpus: Path, tmp_path: Path) -> None:
     command = subprocess.list2cmdline(program("train", corpus, *SMALL, "--steps", 60))
     subprocess.run(["bash", "-c", f"{command} 2>&1 | head -1"], cwd=tmp_path, check=True)
