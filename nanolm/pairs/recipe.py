@@ -30,6 +30,7 @@ CPU_FLOPS = 25e9  # per core and second
 CPU_LAYERS = 3  # 2 with the least width
 CPU_DIM = 128  # narrower models learn more from more, smaller batches
 RECURRENT_LAYERS, LEAST_RECURRENT_DIM = 1, 128  # with more layers or less width they learn slowly
+MUON_RATE = 0.7  # times the learning rate of a language model
 RECURRENT_RATE = 0.5  # relative to a recurrent language model
 POST_NORM_RATE = 0.5  # relative to a model whose blocks begin with a norm
 LEAST_CONTEXT, MOST_CONTEXT = 64, 512  # tokens; longer texts are cut
@@ -120,6 +121,7 @@ def choose_settings(
     recurrent = isinstance(config, RecurrentSeq2SeqConfig)
     rate *= RECURRENT_RATE if recurrent else POST_NORM_RATE if post_norm else 1
     rate *= recipe.CONTINUED_RATE if base else 1
+    rate *= MUON_RATE if chosen.settings.optimizer == "muon" else 1
     choose("lr", float(f"{rate:.2g}"), f"for width {dim} with {chosen.settings.optimizer}")
     fill(evaluations=EVALUATIONS)
     return chosen.settings, chosen.choices

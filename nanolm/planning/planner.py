@@ -256,7 +256,8 @@ def choose_optimizer(
         plan.fill(weight_decay=recipe.LEAST_DECAY, dropout=0.0, average=0.0)
         return
     passes = steps * step_tokens / text.tokens
-    decay = recipe.weight_decay(passes, plan.settings.lr or lr, steps, text.size)
+    parameters = non_embedding_parameters(config) if isinstance(config, GPTConfig) else math.inf
+    decay = recipe.weight_decay(passes, plan.settings.lr or lr, steps, parameters, text.size)
     decay = recipe.LEAST_DECAY if base else decay
     plan.choose("weight_decay", decay, f"for {counted(passes, 'epoch')}")
     # Dropout draws one sequence of random numbers, so a batch cannot be split among workers.
@@ -267,12 +268,12 @@ def choose_optimizer(
     if plan.settings.dropout and passes >= recipe.HUNDREDS_OF_PASSES:
         reason = "EMA of the weights over about 50 steps, because dropout makes single steps noisy"
         plan.choose("average", recipe.EMA_DECAY, reason)
-    plan.fill(average=0.0)
+    plan.fill(average=0.0 if base else recipe.ema_decay(steps, passes))
     if base is not None or not isinstance(config, GPTConfig) or text.size < TINY_CORPUS:
         return
     if (ngram_bits := text.ngram_bits()) is None:
         return  # no time to compute it
-    law, parameters = Law(ngram_bits, text.size), non_embedding_parameters(config)
+    law = Law(ngram_bits, text.size)
     bits = law.bits_per_byte(parameters, passes * text.size, steps)
     seconds, after = estimate.seconds if estimate else None, f"after {counted(steps, 'step')}"
     if teachers := plan.settings.teachers:  # how many steps the student takes is not known

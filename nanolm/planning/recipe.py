@@ -1,7 +1,7 @@
 """Default hyperparameters, chosen by experiment.
 
->>> weight_decay(passes=8, lr=0.003, steps=400)
-4.3
+>>> weight_decay(passes=8, lr=0.004, steps=1500, parameters=10_600_000)
+1.8
 
 docs/experiments.md lists the experiments and their results. With many passes over the same text,
 weight decay matters most: with enough of it, the twentieth pass still lowers validation loss.
@@ -19,9 +19,12 @@ EMBEDDING_RATE = 4.0  # times the learning rate: a token is seen rarely, a matri
 HEAD_RATE = 0.6  # times the learning rate: slower than the layers below; also if tied
 REFERENCE_DIM = 384  # embedding width that the registry's learning rates are for
 WIDTH_EXPONENT = 0.75  # learning rate ~ width ** -0.75
+NARROW_EXPONENT = {"muon": 0.5}  # the same below REFERENCE_DIM
 RECURRENT_RATE = 2  # times the learning rate of a Transformer
 MOST_PULL = 0.05  # learning rate * weight decay; more would undo recent steps
-PULL_PER_PASS = 0.08  # learning rate * weight decay * steps / passes ** 2
+PULL, PULL_EXPONENT = 0.9, 1.2  # learning rate * weight decay * steps = 0.9 * passes ** 1.2
+FULL_PULL_PARAMETERS = 1e7  # a smaller model overfits less, and needs less weight decay:
+PULL_SIZE_EXPONENT = 0.4  # times (parameters / 10 million) ** 0.4
 LEAST_DECAY = 0.1  # weight decay for a single pass
 MOST_PASSES = 20  # more do not help, whatever the weight decay
 MANY_PASSES = 10  # from here on, dropout helps too
@@ -29,6 +32,7 @@ DROPOUT = 0.1
 HUNDREDS_OF_PASSES = 40  # as over a tiny text: from here on, more dropout helps
 MOST_DROPOUT = 0.4
 EMA_DECAY = 0.98  # dropout makes single steps noisy; an average of fifty is better
+EMA_SHARE = 0.02  # of the steps, to average the weights over; twice that for many passes
 TINY_STEPS = 240  # of the smallest model
 REPRODUCED_BYTES = 10_000  # below this, the model should reproduce the text, not generalize
 LIGHT_PULL = 1.5  # learning rate * weight decay * steps below that size
@@ -69,13 +73,19 @@ def optimizer(config: ModelConfig, batch: int) -> tuple[str, str]:
 
 
 def learning_rate(optimizer: str, config: ModelConfig) -> float:
-    rate = OPTIMIZERS[optimizer].lr * (REFERENCE_DIM / config.dim) ** WIDTH_EXPONENT
+    narrow = NARROW_EXPONENT.get(optimizer, WIDTH_EXPONENT)
+    exponent = narrow if config.dim < REFERENCE_DIM else WIDTH_EXPONENT
+    rate = OPTIMIZERS[optimizer].lr * (REFERENCE_DIM / config.dim) ** exponent
     return float(f"{rate * (1 if isinstance(config, TransformerConfig) else RECURRENT_RATE):.2g}")
 
 
-def weight_decay(passes: float, lr: float, steps: int, size: float = math.inf) -> float:
-    """Weight decay for this many passes over a text of `size` bytes."""
-    pull = min(PULL_PER_PASS * passes**2 / steps, MOST_PULL)
+def weight_decay(
+    passes: float, lr: float, steps: int, parameters: float = math.inf, size: float = math.inf
+) -> float:
+    """Weight decay for this many passes of a model over a text of `size` bytes; `parameters` is
+    without embeddings."""
+    small = min(1.0, parameters / FULL_PULL_PARAMETERS) ** PULL_SIZE_EXPONENT
+    pull = min(PULL * small * passes**PULL_EXPONENT / steps, MOST_PULL)
     if passes >= HUNDREDS_OF_PASSES:
         pull = STRONG_PULL if size >= REPRODUCED_BYTES else LIGHT_PULL / steps
     return float(f"{max(LEAST_DECAY, pull / lr):.2g}")
@@ -96,6 +106,12 @@ def student(settings: TrainSettings) -> TrainSettings:
 def distillation_gain(teachers: int) -> float:
     """By which share distillation lowers the loss, approximately."""
     return MOST_GAIN * (1 - 1 / teachers)
+
+
+def ema_decay(steps: int, passes: float) -> float:
+    """The decay of an EMA over a small share of the steps; 0 for too few steps."""
+    averaged = EMA_SHARE * steps * (2 if passes >= MANY_PASSES else 1)
+    return float(f"{1 - 1 / averaged:.3g}") if averaged >= 2 else 0.0
 
 
 def rates(tied: bool) -> dict[str, float]:

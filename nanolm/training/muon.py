@@ -68,7 +68,7 @@ class MatrixBatch:
     """The matrices of some parameters, grouped by shape."""
 
     def __init__(self, parameters: Tensors, rows: Sequence[Sequence[int]]) -> None:
-        self.shapes: dict[tuple[int, int], list[MatrixView]] = {}
+        self.shapes: dict[tuple[int, int], list[MatrixView]] = {}  # tall ones first
         for number, (parameter, counts) in enumerate(zip(parameters, rows, strict=True)):
             first, columns = 0, parameter.shape[1]
             for count in counts:
@@ -76,6 +76,8 @@ class MatrixBatch:
                 view = MatrixView(number, slice(first, first + count), count > columns)
                 self.shapes.setdefault(shape, []).append(view)
                 first += count
+        for views in self.shapes.values():
+            views.sort(key=lambda view: not view.tall)
 
     def add_updates(self, parameters: Tensors, directions: Tensors, lr: float | Tensor) -> None:
         """Move the parameters against the orthogonalized directions."""
@@ -86,6 +88,8 @@ class MatrixBatch:
         """The updates to add, one shape at a time."""
         for (_, longer), views in self.shapes.items():
             update = orthogonalize(torch.stack([view.of(directions) for view in views]))
+            if tall := sum(view.tall for view in views):
+                equalize_(update[:tall])
             yield views, update.to(directions[0].dtype) * (-ADAM_RMS * math.sqrt(longer) * lr)
 
 
@@ -174,3 +178,11 @@ def orthogonalize(matrices: Tensor, iterations: int = ITERATIONS) -> Tensor:
         polynomial = torch.baddbmm(gram, gram, gram, beta=B, alpha=C)
         x = torch.baddbmm(x, polynomial, x, beta=A)
     return x
+
+
+def equalize_(matrices: Tensor) -> None:
+    """Give all columns of (count, rows, columns) the same norm, keeping that of each matrix. The
+    columns of a transposed tall matrix are its rows: the weights of one hidden unit each."""
+    norms = torch.linalg.vector_norm(matrices, dim=1, keepdim=True)  # (count, 1, columns)
+    mean = norms.square().mean(dim=2, keepdim=True).sqrt()
+    matrices.mul_(mean / (norms + EPSILON))

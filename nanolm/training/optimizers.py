@@ -26,6 +26,6 @@ class OptimizerSpec:
 
 
 OPTIMIZERS = {
-    "muon": OptimizerSpec("nanolm.training.muon:Muon", 3e-3, 2e-3, 4e-3, takes="matrices"),
+    "muon": OptimizerSpec("nanolm.training.muon:Muon", 4.2e-3, 2e-3, 4e-3, takes="matrices"),
     "adamw": OptimizerSpec("nanolm.training.adamw:AdamW", 1.15e-3, 1e-3, 3e-3),
 }
