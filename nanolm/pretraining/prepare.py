@@ -176,11 +176,11 @@ def part_choices(parts: Sequence[mix.Part], plan: Plan) -> Iterator[Choice]:
         epochs = f", {counted(part.epochs(tokens), 'epoch')}" if tokens else ""
         yield Choice("part", part.name, f"weight {part.weight:.3g}, {part.size:,} bytes{epochs}")
     limits = [recipe.MOST_PASSES * part.tokens for part in parts]
-    often = [part.name for part in parts if part.epochs(tokens) > recipe.MOST_PASSES]
+    often = [part.name for part in parts if round(part.epochs(tokens)) > recipe.MOST_PASSES]
     if often and sum(limits) > tokens:
         shares = mix.share_out(tokens, limits, [part.weight for part in parts])
         named = zip(mix.sources(settings.corpus), shares, strict=True)
-        better = " ".join(f"{shlex.quote(name)}:{share / tokens:.2g}" for name, share in named)
+        better = " ".join(f"{shlex.quote(name)}:{share / tokens:.3g}" for name, share in named)
         reason = f"with these, {listed(often)} would not be repeated more than "
         yield Choice("better weights", better, f"{reason}{recipe.MOST_PASSES} times")
 
