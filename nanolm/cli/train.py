@@ -154,7 +154,7 @@ def command(
 ) -> int:
     """Train a language model on text.
 
-    CORPUS is any mix of files, folders, glob patterns, URLs, hf:// datasets and - (stdin). The
+    CORPUS is one or more files, folders, glob patterns, URLs, hf:// datasets and - (stdin). The
     formats are plain text, .jsonl, .csv, .tsv and .parquet, optionally compressed (.gz, .zst, .bz2,
     .xz).
 
@@ -163,7 +163,7 @@ def command(
     nanolm train novel.txt --minutes 20 --plan  show the plan without training
     nanolm train novel.txt --from gpt2          start from a pretrained model
     nanolm train novel.txt --from gpt2 --train lora
-    nanolm train news.txt:0.7 poems.txt:0.3     a mix: 30% of the windows come from the poems
+    nanolm train news.txt:0.7 poems.txt:0.3     a mix, 30% of it from the poems
     torchrun --nproc-per-node 8 -m nanolm train novel.txt
 
     If training is interrupted, run the same command again to resume it.
