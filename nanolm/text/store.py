@@ -367,9 +367,8 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
 
 def _held_out_choice(request: TextRequest, parts: list[Corpus], held_out: list[HeldOut]) -> Choice:
     size, total = sum(each.size for each in held_out), sum(part.size for part in parts)
-    reason = (
-        f"{'; '.join({each.origin: 0 for each in held_out})}; --val-fraction 0 trains on everything"
-    )
+    origins = "; ".join(dict.fromkeys(each.origin for each in held_out))
+    reason = f"{origins}; --val-fraction 0 trains on everything"
     if not size:
         reason = "the final weights are kept"
         if request.val_fraction is None:
