@@ -7,6 +7,7 @@ tokenizers are comparable. The markers between documents have no bytes and are n
 """
 
 import math
+import operator
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from nanolm.model.base import Model
 from nanolm.text.corpus import read_corpus
 from nanolm.text.decoding import Reading
 from nanolm.text.documents import plain_json
+from nanolm.text.mix import Part
 from nanolm.text.sources import find_sources
 from nanolm.text.store import dropped_from, encode_corpus, mapped
 from nanolm.text.tokenizer import Tokenizer
@@ -52,6 +54,8 @@ class Score:
     top_5_accuracy: float | None = None  # or among the top five; None if not requested
     # The first tokens one by one, including start of text at the beginning of each document.
     surprises: Surprises = field(default_factory=lambda: np.empty(0, SURPRISE), compare=False)
+    # Bits per byte of each part of a mix.
+    bits_by_part: dict[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def perplexity(self) -> float:
@@ -101,6 +105,26 @@ def evaluate_texts(
                 scores.append(replace(score, bytes=corpus.size, characters=characters))
                 model.cpu()  # free memory for the next model
     return scores
+
+
+def weighted_mean(parts: Sequence[Part], scores: Sequence[Score]) -> Score:
+    """The score of a mix: losses and bits are means by weight, the rest are sums."""
+    weights = [part.weight / sum(each.weight for each in parts) for part in parts]
+
+    def mean(name: str) -> float:
+        values = [getattr(score, name) for score in scores]
+        return float(sum(map(operator.mul, weights, values)))
+
+    return Score(
+        loss=mean("loss"),
+        bits_per_byte=mean("bits_per_byte"),
+        bits_per_character=mean("bits_per_character"),
+        tokens=sum(score.tokens for score in scores),
+        bytes=sum(score.bytes for score in scores),
+        characters=sum(score.characters for score in scores),
+        window=scores[0].window,
+        bits_by_part={p.name: s.bits_per_byte for p, s in zip(parts, scores, strict=True)},
+    )
 
 
 @torch.inference_mode()

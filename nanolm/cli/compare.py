@@ -25,6 +25,7 @@ from nanolm.cli.scores import LABEL_WIDTH
 from nanolm.cli.tables import one_line, show_table, terminal_width
 from nanolm.errors import UsageError
 from nanolm.pairs.settings import PairSettings
+from nanolm.text import mix
 from nanolm.training.settings import TrainSettings, option
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ def command(
     started = time.monotonic()
     data = data or (DATA,)
     settings: FinetuneSettings | TrainSettings | PairSettings
+    if mix.weights(data):
+        raise UsageError(f"{data[0]}: a comparison has no weights; omit them")
     kind = kind or guess_kind(data, options)
     if given := [option(name) for name in UNUSED[kind] if options.pop(name)]:
         others = " or ".join(f"--as {each}" for each in UNUSED if each != kind)

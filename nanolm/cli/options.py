@@ -119,6 +119,9 @@ class Command(click.Command):
             if isinstance(parameter, click.Option) and context.auto_envvar_prefix:
                 name = max(parameter.opts, key=len).lstrip("-").replace("-", "_").upper()
                 parameter.envvar = f"{context.auto_envvar_prefix}_{name}"
+        weighted = [arg for arg in args if arg.startswith("-:")]  # stdin with a weight, no option
+        if weighted and "--" not in args:
+            args = [*(arg for arg in args if arg not in weighted), "--", *weighted]
         return super().parse_args(context, args)
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:

@@ -15,6 +15,7 @@ from rich.text import Text
 from nanolm.choice import Choice
 from nanolm.cli.tables import one_line
 from nanolm.formats import printable
+from nanolm.text.mix import bits_by_part
 from nanolm.training.events import Event, Note, Planned, Preparing, Progressed, Started, Wrote
 
 PLAIN_SECONDS = 5.0  # between two lines in a file or pipe
@@ -122,7 +123,8 @@ class TrainingView(AbstractContextManager["TrainingView"]):
         shown |= {"val_accuracy": "val accuracy {:.1%}", "val_bleu": "val BLEU {:.1f}"}
         shown["val_exact"] = "{:.1%} exact"
         known = (name for name in shown if name in self.values)
-        return "  ".join(shown[name].format(self.values[name]) for name in known)
+        parts = [f"{name} {bits:.3f}" for name, bits in bits_by_part(self.values).items()]
+        return "  ".join([*(shown[name].format(self.values[name]) for name in known), *parts])
 
     def line(self, text: str) -> None:
         self.console.print(Text(printable(text)), soft_wrap=True)

@@ -158,7 +158,7 @@ def command(
 ) -> int:
     """Train a language model on text.
 
-    CORPUS is any mix of files, folders, glob patterns, URLs, hf:// datasets and - (stdin). The
+    CORPUS is one or more files, folders, glob patterns, URLs, hf:// datasets and - (stdin). The
     formats are plain text, .jsonl, .csv, .tsv and .parquet, optionally compressed (.gz, .zst, .bz2,
     .xz).
 
@@ -167,6 +167,7 @@ def command(
     nanolm train novel.txt --minutes 20 --plan  show the plan without training
     nanolm train novel.txt --from gpt2          start from a pretrained model
     nanolm train novel.txt --from gpt2 --train lora
+    nanolm train news.txt:0.7 poems.txt:0.3     a mix, 30% of it from the poems
     torchrun --nproc-per-node 8 -m nanolm train novel.txt
 
     If training is interrupted, run the same command again to resume it.
@@ -226,7 +227,8 @@ def outcome(result: "TrainResult") -> str:
         return f"trained on all of the text, with no validation set{loss} {at}"
     early = f"; {ending(asdict(result))}" if result.stopped == "enough" else ""
     bits = f"{result.val_bits_per_byte:.3f} bits per byte on the validation set"
-    return f"{bits} (loss {result.val_loss:.3f}) {at}{early}"
+    parts = [f"{name} {each:.3f}" for name, each in result.val_bits_per_byte_by_part.items()]
+    return f"{bits} ({', '.join([*parts, f'loss {result.val_loss:.3f}'])}) {at}{early}"
 
 
 def refuse_others(context: click.Context) -> None:

@@ -91,9 +91,10 @@ def make_plan(
         if given["positions"] != "rope":
             del given["rope_base"]
         plan.settings = replace(plan.settings, **given)  # type: ignore[arg-type]
-    context, tokens = plan.settings.context, text.tokens
-    if context and context >= tokens:
-        plan.set("context", max(1, tokens - 1), f"the corpus has only {tokens:,} training tokens")
+    if (plan.settings.context or 0) > text.longest_context:
+        few = f"{text.longest_context + 1:,} training tokens"
+        what = "the smallest part of the mix" if text.shortest else "the corpus"
+        plan.set("context", text.longest_context, f"{what} has only {few}")
     if processes > 1 and plan.open("shard") and settings.train != "lora":
         choose_sharding(plan, base or model_config(plan.settings, text.vocab_size))
     left = 60 * (plan.settings.minutes or math.inf) - elapsed()

@@ -66,10 +66,15 @@ LADDER = (
 @dataclass(frozen=True)
 class TextStats:
     vocab_size: int
-    size: int  # bytes of training text
-    tokens: int
+    size: int  # bytes of training text in an epoch
+    tokens: int  # in an epoch
     # Bits per byte of an n-gram model, computed only if needed; None if there is no time for it.
     ngram_bits: Callable[[], float | None]
+    shortest: int | None = None  # tokens of the smallest part of a mix
+
+    @property
+    def longest_context(self) -> int:
+        return max(1, (self.shortest or self.tokens) - 1)
 
 
 @dataclass(frozen=True)
@@ -199,7 +204,7 @@ def candidates(settings: TrainSettings, text: TextStats) -> list[GPTConfig]:
         area = values["layers"] * values["dim"] ** 2
         nearest = min(LADDER, key=lambda row: abs(math.log(row[0] * row[2] ** 2 / area)))
         suiting = preset.context if preset else nearest[3]
-        values["context"] = min(settings.context or suiting, max(1, text.tokens - 1))
+        values["context"] = min(settings.context or suiting, text.longest_context)
         sized = replace(settings, **values)  # type: ignore[arg-type]
         config = model_config(sized, text.vocab_size, check=False)
         assert isinstance(config, GPTConfig)

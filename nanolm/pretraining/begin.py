@@ -30,7 +30,7 @@ from nanolm.model.device import choose_device, choose_dtype
 from nanolm.planning.tuning import deterministic_algorithms
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import TEACHERS, Run
-from nanolm.text import NAMED, TRAINABLE
+from nanolm.text import NAMED, TRAINABLE, mix
 from nanolm.text.sources import ADDRESSES, SCHEME, STDIN
 from nanolm.training.events import Note, Notify, Planned, Preparing
 from nanolm.training.metrics_log import also_to_log
@@ -156,7 +156,7 @@ def with_absolute_paths(settings: S) -> S:
     """Make paths absolute, so that a run can be repeated from any folder."""
 
     def absolute(path: str) -> str:
-        kept = path == STDIN or path.startswith((SCHEME, *ADDRESSES))
+        kept = mix.parse(path)[0] == STDIN or path.startswith((SCHEME, *ADDRESSES))
         return path if kept else str(Path(path).absolute())
 
     paths = {name: getattr(settings, name) for name in settings.files}
@@ -174,7 +174,7 @@ def with_absolute_paths(settings: S) -> S:
 
 def pipe_problems(settings: Settings, why: str) -> list[str]:
     """A problem for each file of the settings that is a pipe."""
-    names = list(getattr(settings, settings.texts))
+    names = mix.sources(getattr(settings, settings.texts))
     for name in settings.files:
         files = getattr(settings, name) or ()
         names += [files] if isinstance(files, str) else files
@@ -185,6 +185,7 @@ def pipe_problems(settings: Settings, why: str) -> list[str]:
 
 def run_name(corpus: str) -> str:
     """`novel` for novel.txt.gz, `letters` for letters/, `stdin` for a pipe."""
+    corpus = mix.parse(corpus)[0]
     if corpus == STDIN:
         return "stdin"
     name = Path(corpus.removeprefix(SCHEME).split("?")[0]).name

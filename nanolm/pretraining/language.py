@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nanolm.errors import ModelError
-from nanolm.evaluation import Score, evaluate
+from nanolm.evaluation import Score, evaluate, weighted_mean
 from nanolm.formats import printable
 from nanolm.generation.language_model import LanguageModel, Sample
 from nanolm.generation.sampling_params import SamplingParams
@@ -25,8 +25,9 @@ from nanolm.planning.scaling_law import Forecast
 from nanolm.planning.tuning import compile_model, missing_compiler, use_attention, with_kernels
 from nanolm.pretraining.prepare import Job
 from nanolm.runs.folder import append
+from nanolm.text.mix import BITS_OF_PART, share_out
 from nanolm.text.split import TO_CHOOSE_BY
-from nanolm.text.tokens import Batches
+from nanolm.text.tokens import Batches, Store
 from nanolm.training import distributed
 from nanolm.training.checkpointer import save_final
 from nanolm.training.distributed import ALONE, World
@@ -57,7 +58,7 @@ class NextToken(Task):
         self.job, self.notify, self.world, self.slowdown = job, notify, world, slowdown
         self.step_tokens = settings.batch * settings.context
         shape = (settings.context, settings.batch, settings.seed)
-        batches = Batches(job.text.train, *shape, world.rows(settings.batch))
+        batches = Batches(job.text.train, *shape, world.rows(settings.batch), job.text.parts)
         self.source = source(batches, settings.device)
         self.loss_weight = world.weight(settings.batch)
         self.network = job.model.to(settings.device)
@@ -87,7 +88,7 @@ class NextToken(Task):
         self.seconds_per_token = 0.0  # of evaluation; a guess until the first one
         forecast = self.forecast = job.forecast
         if forecast and forecast.seconds:
-            learned = forecast.passes * len(job.text.train)
+            learned = forecast.passes * job.text.tokens
             self.seconds_per_token = forecast.seconds / learned / EVALUATION_SPEEDUP
         is_gpt = isinstance(self.network, GPT)
         missing = missing_compiler(settings.device) if is_gpt else "the model is recurrent"
@@ -157,7 +158,7 @@ class NextToken(Task):
         return self.step_tokens
 
     def epoch(self, batches: int) -> float:
-        return batches * self.step_tokens / max(1, len(self.job.text.train))
+        return batches * self.step_tokens / max(1, self.job.text.tokens)
 
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         ids = self.source.ids(*batch)  # (batch, context + 1)
@@ -232,10 +233,22 @@ class NextToken(Task):
         """Score the validation text, or about `limit` tokens; `network` is from `full_model`."""
         settings, text = self.settings, self.job.text
         assert settings.context
-        what = (network or self.full_model(), text.tokenizer, text.val, settings.context, limit)
+        model, context = network or self.full_model(), settings.context
+
+        def score(ids: Store, limit: int | None) -> Score:
+            what = (model, text.tokenizer, ids, context, limit, self.check_stop)
+            return evaluate(*what, world=self.world)
+
         low = AUTOCAST_DTYPES.get(settings.dtype) if settings.device != "cpu" else None
         with torch.autocast(settings.device, low, enabled=low is not None):
-            return evaluate(*what, self.check_stop, world=self.world)
+            parts = [part for part in text.parts if text.val[part.val].size]
+            if not parts:
+                return score(text.val, limit)
+            sizes = [len(text.val[part.val]) for part in parts]
+            limits = share_out(limit or len(text.val), sizes, [part.weight for part in parts])
+            limited = zip(parts, limits, strict=True)
+            scores = [score(text.val[part.val], max(1, most)) for part, most in limited]
+            return weighted_mean(parts, scores)
 
     def snapshot(self) -> Callable[[Path], None]:
         tokenizer, base = self.job.text.tokenizer, self.job.frozen
@@ -270,4 +283,5 @@ class NextToken(Task):
 
 
 def as_metrics(score: Score) -> dict[str, float]:
-    return {"val_loss": score.loss, "val_bits_per_byte": score.bits_per_byte}
+    overall = {"val_loss": score.loss, "val_bits_per_byte": score.bits_per_byte}
+    return overall | {BITS_OF_PART + name: bits for name, bits in score.bits_by_part.items()}

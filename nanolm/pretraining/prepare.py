@@ -5,8 +5,9 @@
 """
 
 import math
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -15,7 +16,9 @@ from typing import Any, Self
 
 import torch
 
+from nanolm.choice import Choice
 from nanolm.errors import DataError, UsageError
+from nanolm.formats import counted, listed
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import GPTConfig, ModelConfig
@@ -29,7 +32,7 @@ from nanolm.planning.sizes import TextStats, model_config
 from nanolm.planning.tuning import fit_to_machine
 from nanolm.pretraining.begin import RunStart, check_context, reports
 from nanolm.runs.folder import Run, find_adapter, find_or_download, find_tokenizer, model_tokenizer
-from nanolm.text import TRAINABLE
+from nanolm.text import TRAINABLE, mix
 from nanolm.text.store import Prepared, TextRequest, open_tokens, prepare_tokens
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.text.vocabulary import doublings
@@ -65,7 +68,7 @@ class Job:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         settings = TrainSettings.from_dict(values["settings"])
         folder, base = (values[name] and Path(values[name]) for name in ("checkpoint", "base"))
-        text = open_tokens(Path(values["text"]))
+        text = open_tokens(Path(values["text"]), corpus=settings.corpus)
         model = build(settings, base, folder, text)
         return cls(settings, Run(Path(values["run"])), text, model, folder, values["fixed_steps"])
 
@@ -145,19 +148,41 @@ def plan_for(
 
     @cache
     def ngram_bits() -> float | None:
-        if budget and SETUP_SHARE * budget - elapsed() < NGRAM_SECONDS:
+        if budget and SETUP_SHARE * budget - elapsed() < NGRAM_SECONDS * max(1, len(text.parts)):
             return None
-        return ngram_bits_per_byte(text.train, text.val, tokenizer)
+        whole = mix.Part("", 1.0, 0, slice(None), slice(None))
+        return sum(
+            part.weight * ngram_bits_per_byte(text.train[part.train], text.val[part.val], tokenizer)
+            for part in text.parts or [whole]
+        )
 
-    stats = TextStats(tokenizer.vocab_size, text.size, len(text.train), ngram_bits)
+    shortest = min((part.tokens for part in text.parts), default=None)
+    stats = TextStats(tokenizer.vocab_size, text.size, text.tokens, ngram_bits, shortest)
     given = load_config(base) if base else None
     plan = make_plan(settings, stats, given, elapsed, reports(notify)[1], processes)
     plan.fill(val_split=DEFAULT_SPLIT, tokenizer=None if given else tokenizer.kind)
     if plan.settings.tokenizer == "bpe":
         plan.settings = replace(plan.settings, vocab_size=tokenizer.vocab_size)
     plan.settings = replace(plan.settings, max_bytes=text.max_bytes)
-    plan.choices[:0] = text.choices
+    plan.choices[:0] = [*text.choices, *part_choices(text.parts, plan)]
     return plan
+
+
+def part_choices(parts: Sequence[mix.Part], plan: Plan) -> Iterator[Choice]:
+    """The parts of a mix and, if only some are repeated too often, better weights."""
+    settings, steps = plan.settings, plan.forecast and plan.forecast.steps
+    tokens = (steps or settings.steps or 0) * (settings.batch or 1) * (settings.context or 1)
+    for part in parts:
+        epochs = f", {counted(part.epochs(tokens), 'epoch')}" if tokens else ""
+        yield Choice("part", part.name, f"weight {part.weight:.3g}, {part.size:,} bytes{epochs}")
+    limits = [recipe.MOST_PASSES * part.tokens for part in parts]
+    often = [part.name for part in parts if round(part.epochs(tokens)) > recipe.MOST_PASSES]
+    if often and sum(limits) > tokens:
+        shares = mix.share_out(tokens, limits, [part.weight for part in parts])
+        named = zip(mix.sources(settings.corpus), shares, strict=True)
+        better = " ".join(f"{shlex.quote(name)}:{share / tokens:.3g}" for name, share in named)
+        reason = f"with these, {listed(often)} would not be repeated more than "
+        yield Choice("better weights", better, f"{reason}{recipe.MOST_PASSES} times")
 
 
 def make_job(

@@ -5,7 +5,7 @@
 
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from nanolm.formats import counted
@@ -17,6 +17,7 @@ from nanolm.pretraining.distil import Ensemble
 from nanolm.pretraining.language import NextToken, as_metrics
 from nanolm.pretraining.prepare import Job, find_base, prepare_text, text_deadline
 from nanolm.pretraining.session import all_steps, first_process, stopwatch
+from nanolm.text.mix import bits_by_part
 from nanolm.training.distributed import World, join_world
 from nanolm.training.events import Note, Notify
 from nanolm.training.interrupt import EvaluationStopped
@@ -39,6 +40,7 @@ class TrainResult:
     # "steps" or "minutes" (the budget is used up), "enough", "interrupted" or "too little time"
     stopped: str
     setup_seconds: float = 0.0  # before the first step: reading, planning, measuring
+    val_bits_per_byte_by_part: dict[str, float] = field(default_factory=dict)  # of a mix
 
 
 def train(
@@ -123,6 +125,7 @@ def learn_by(
             best_step=state.best_step,
             stopped=stopped,
             setup_seconds=round(state.setup, 3),
+            val_bits_per_byte_by_part=bits_by_part(scores),
         )
 
 

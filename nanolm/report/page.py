@@ -21,6 +21,7 @@ from nanolm.report.curves import Chart, Panel, Series, curves_svg
 from nanolm.report.png import chart_png
 from nanolm.report.run_data import RunData, read_run
 from nanolm.runs.folder import Run, distilled_from, ending
+from nanolm.text.mix import BITS_OF_PART
 from nanolm.text.page import marked
 
 MAX_SAMPLES = 6  # the first, the last, and some in between
@@ -92,6 +93,8 @@ def summary(data: RunData) -> dict[str, str]:
     facts["time"] = f"{(result.get('seconds') or last.get('seconds', 0)) / 60:.1f} minutes"
     if (bits := result.get("val_bits_per_byte")) is not None:
         facts["validation bits per byte"] = f"{bits:.3f}"
+    for name, bits in result.get("val_bits_per_byte_by_part", {}).items():
+        facts[f"bits per byte of {name}"] = f"{bits:.3f}"
     for key, name in SPLITS.items():
         if key in result:
             scores = result[key]
@@ -118,14 +121,13 @@ def progress_panels(data: RunData, x: str, train: str) -> list[Panel]:
     best = (row for row in data.metrics if row["step"] == data.result.get("best_step"))
     mark = next(((float(row[x]), "best") for row in best), None)
     names = {train: "training", "val_": "validation"}
-    return [
-        Panel(
-            measure_name(key),
-            [data.series(prefix + key, name, x) for prefix, name in names.items()],
-            mark,
-        )
-        for key in ("loss", MEASURES[data.verb])
-    ]
+    panels = []
+    for key in ("loss", MEASURES[data.verb]):
+        series = [data.series(prefix + key, name, x) for prefix, name in names.items()]
+        if key == "bits_per_byte":
+            series += [data.series(BITS_OF_PART + name, name, x) for name in data.parts]
+        panels.append(Panel(measure_name(key), series, mark))
+    return panels
 
 
 def measure_name(key: str) -> str:
@@ -158,16 +160,18 @@ def by_epoch(data: RunData) -> list[dict[str, Any]]:
 def epoch_table(data: RunData) -> str:
     if not (epochs := by_epoch(data)):
         return ""
-    keys = [key for key in EPOCH_COLUMNS if any(key in row for row in epochs)]
+    of_parts = {BITS_OF_PART + name: (f"bits per byte of {name}", "{:.3f}") for name in data.parts}
+    columns = EPOCH_COLUMNS | of_parts
+    keys = [key for key in columns if any(key in row for row in epochs)]
     rows = []
     for row in epochs:
         epoch, step = row["epoch"], row["step"]
         cells = [f"{epoch:,.0f}" if epoch == int(epoch) else f"{epoch:,.2f}"]
         cells.append(f"{step:,}" + " (best)" * (step == data.result.get("best_step")))
         for key in keys:
-            cells.append("" if row.get(key) is None else EPOCH_COLUMNS[key][1].format(row[key]))
+            cells.append("" if row.get(key) is None else columns[key][1].format(row[key]))
         rows.append(cells)
-    header = ["epoch", "step", *(EPOCH_COLUMNS[key][0] for key in keys)]
+    header = ["epoch", "step", *(columns[key][0] for key in keys)]
     note = "Training values are averages over all steps since the previous row"
     teachers = data.facts.get("teachers")
     note += ", with dropout on." if data.settings.get("dropout") and not teachers else "."

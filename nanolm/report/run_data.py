@@ -16,6 +16,7 @@ from nanolm import files
 from nanolm.errors import DataError
 from nanolm.report.curves import Series
 from nanolm.runs.folder import STOPPED_EARLY, Run, ending
+from nanolm.text.mix import bits_by_part
 
 SAMPLE_HEADING = re.compile(r"^## Step ([0-9,]+): (.+)$", re.MULTILINE)
 TEXTS = ("corpus", "data", "pairs")  # the settings that name the training data
@@ -56,6 +57,11 @@ class RunData:
         """None for runs of old versions, which did not record epochs."""
         rows = (row for row in reversed(self.metrics) if row.get("epoch"))
         return next((row["step"] / row["epoch"] for row in rows), None)
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of a mix."""
+        return list(bits_by_part({key: 0.0 for row in self.metrics for key in row}))
 
     def series(self, key: str, name: str, x: str = "step") -> Series:
         return Series(name, [(row.get(x), row.get(key)) for row in self.metrics])

@@ -17,7 +17,7 @@ from nanolm.model.shapes import Config, parameters_by_part
 from nanolm.runs.folder import Run
 from nanolm.runs.hub import REPOSITORY_NAME
 from nanolm.runs.info import History
-from nanolm.text import HUB
+from nanolm.text import HUB, mix
 
 TODO = "**TODO**: choose a license"  # a card without this line was edited by the user
 MARKUP = re.compile(r"([\\`*_{}\[\]<>()#|!&~$])")
@@ -59,7 +59,7 @@ def model_card(name: str, run: str, config: Config, history: History | None, dty
     task = "text-classification" if labels else "text-generation"
     task = "translation" if isinstance(config, Seq2SeqConfig) else task
     what, command = TASKS[task]
-    data = [hub_name(each) for each in history.corpus] if history else []
+    data = [hub_name(each) for each in mix.sources(history.corpus)] if history else []
     start = (history.start_from or "") if history else run
     if history and start and not Path(start).is_absolute():
         start = HUB + start.removeprefix(HUB)  # paths are stored as absolute ones

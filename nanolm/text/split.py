@@ -175,6 +175,14 @@ def take_out(corpus: Corpus, ranges: list[Range], folder: Path) -> Corpus:
     return taken
 
 
+def concatenated(parts: Sequence[Corpus], folder: Path) -> Corpus:
+    whole = Corpus(tempfile.TemporaryFile(dir=folder), 0, 0)  # noqa: SIM115
+    for part in parts:
+        whole.length += move(part, (0, part.length), whole, whole.length)
+        whole.documents += part.documents
+    return whole
+
+
 def move(source: Corpus, range_: Range, target: Corpus, place: int) -> int:
     """Copy a range to `place` in `target` (in one file never forwards); returns its length."""
     start, stop = range_

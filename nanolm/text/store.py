@@ -28,14 +28,15 @@ from nanolm.choice import Choice, Report
 from nanolm.errors import DataError, ModelError, NanolmError
 from nanolm.formats import counted, listed
 from nanolm.machine import available_threads, cache_folder
+from nanolm.text import mix
 from nanolm.text.corpus import Corpus, read_corpus
 from nanolm.text.decoding import Reading
 from nanolm.text.documents import corpus_format, plain_json
 from nanolm.text.encoding import dropped_characters, encode_part, token_type
 from nanolm.text.partial import take_part, text_size
 from nanolm.text.source import blamed_on
-from nanolm.text.sources import Sources, find_sources, skipped_files
-from nanolm.text.split import TO_CHOOSE_BY, at_the_end, spread, take_out
+from nanolm.text.sources import Sources, find_sources, raise_all, skipped_files
+from nanolm.text.split import TO_CHOOSE_BY, HeldOut, at_the_end, concatenated, spread, take_out
 from nanolm.text.tokenizer import ByteLevel, Tokenizer
 from nanolm.text.tokenizer_files import load_tokenizer
 from nanolm.text.tokens import Store
@@ -56,12 +57,13 @@ MEASURING_COST = 2.5  # of measuring, relative to preparing the same bytes
 MEASURED_SHARE = 0.35  # of the time, if there is not enough for everything
 
 Note = Callable[[str], None]
-Texts = tuple[Sources, Sources | None]  # for training and, if given, for validation
+# For training, one for each part of a mix, and, if given, for validation.
+Texts = tuple[list[Sources], Sources | None]
 
 
 @dataclass(frozen=True)
 class TextRequest:
-    corpus: tuple[str, ...]
+    corpus: tuple[str, ...]  # with weights, if it is a mix
     val: str | None = None
     val_fraction: float | None = None  # default: a tenth, or less of a large text; 0: nothing
     val_split: str = "spread"  # over the whole text, or its "end"
@@ -78,7 +80,8 @@ class Prepared:
     tokenizer: Tokenizer
     train: Store
     val: Store  # empty if nothing is held out
-    size: int  # bytes of training text
+    size: int  # bytes of training text in an epoch
+    tokens: int  # in an epoch; in a mix, some parts are passed over faster than others
     documents: int
     prompt: str  # the first words of the validation text
     shift: float  # how much harder validation text is than training text for an n-gram model
@@ -88,6 +91,7 @@ class Prepared:
     max_bytes: int | None = None  # requested, or limited by time; None: all text is used
     total: int = 0  # bytes of text available, approximately
     dropped: str = ""  # a note about characters without a token
+    parts: tuple[mix.Part, ...] = ()  # of a mix
 
 
 def prepare_tokens(
@@ -100,22 +104,29 @@ def prepare_tokens(
     """The tokens of `request`, from the cache or newly prepared. Only part of the text is used if
     all of it could not be prepared by the `time.monotonic` time `until`."""
     cache = cache or cache_folder()
-    sources, validation = find_texts(request, cache, report, note, until)
-    total = text_size(sources)
+    parts, validation = find_texts(request, cache, report, note, until)
+    sizes = [text_size(part) for part in parts]
+    total = sum(sizes)
     by_time = request.max_bytes is None
     if until is not None:
-        request = within(request, sources, total, until - time.monotonic(), cache)
+        request = within(request, _all(parts), total, until - time.monotonic(), cache)
     if total <= (request.max_bytes or total):
         request = replace(request, max_bytes=None)
-    sources = take_part(sources, request.reading, request.max_bytes)
+    limits = mix.share_out(request.max_bytes or total, sizes, mix.weights(request.corpus) or (1.0,))
+    limited = zip(parts, limits, strict=True)
+    parts = [take_part(part, request.reading, limit) for part, limit in limited]
     if validation is not None:
         validation = take_part(validation, request.reading, request.max_bytes)
-    prepared = _prepared(request, (sources, validation), cache, report, note)
+    prepared = _prepared(request, (parts, validation), cache, report, note)
     if prepared.dropped:
         note(prepared.dropped)
     if request.max_bytes:
-        prepared.choices.insert(0, part_used(sources, total, by_time))
+        prepared.choices.insert(0, part_used(_all(parts), total, by_time))
     return replace(prepared, max_bytes=request.max_bytes, total=total)
+
+
+def _all(parts: list[Sources]) -> Sources:
+    return Sources([source for part in parts for source in part.files])
 
 
 def within(
@@ -172,7 +183,8 @@ def _prepared(
     request: TextRequest, texts: Texts, cache: Path, report: Report, note: Note
 ) -> Prepared:
     def stamps() -> list[tuple[int, int]]:
-        return [source.stamp() for each in filter(None, texts) for source in each.files]
+        every = [*texts[0], *filter(None, texts[1:])]
+        return [source.stamp() for each in every for source in each.files]
 
     before = stamps()
     key, fingerprints, resolved = _key(request, texts, report)
@@ -184,7 +196,7 @@ def _prepared(
     with files.locked(parent / f"{key}.lock", lambda: note("another run is preparing this text")):
         files.sweep(parent, key)
         if _whole(folder, note):
-            return open_tokens(folder, request.tokenizer, fingerprints)
+            return open_tokens(folder, request.tokenizer, fingerprints, request.corpus)
         _discard_unused(parent)
 
         def write(temporary: Path) -> None:
@@ -198,7 +210,7 @@ def _prepared(
                 files.write_atomically(parent / f"{resolved(size)}.alias", key)
 
         files.commit(parent, key, write)
-        return open_tokens(folder, request.tokenizer, fingerprints)
+        return open_tokens(folder, request.tokenizer, fingerprints, request.corpus)
 
 
 def _discard_unused(parent: Path) -> None:
@@ -225,14 +237,22 @@ def find_texts(
     encoding = request.reading.encoding
     now = time.monotonic()
     enough = None if until is None else now + max(0.0, until - now) / 3
-    sources = find_sources(request.corpus, cache, report, encoding, enough)
+    names = mix.sources(request.corpus)
+    parts: list[Sources] = []
+    problems: list[NanolmError] = []
+    for some in [[name] for name in names] if mix.weights(request.corpus) else [names]:
+        try:
+            parts.append(find_sources(some, cache, report, encoding, enough))
+        except NanolmError as error:
+            problems.append(error)
+    raise_all(problems)
     validation = find_sources([request.val], cache, report, encoding) if request.val else None
-    for each in filter(None, (sources, validation)):
+    for each in filter(None, (*parts, validation)):
         for text in [*each.notes, *plain_json(each.files, request.reading)]:
             note(text)
         if each.skipped.total():
             note(f"{counted(len(each.files), 'file')} to read; {skipped_files(each.skipped)}")
-    return sources, validation
+    return parts, validation
 
 
 def _key(
@@ -253,8 +273,12 @@ def _key(
             report("hashing the text", done, total)
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
-    sources, validation = texts
-    corpus = identity(sources)
+    parts, validation = texts
+    weights = mix.weights(request.corpus)
+    identities = [identity(part) for part in parts]
+    corpus = identities[0]
+    if weights:
+        corpus = hashlib.sha256(json.dumps(identities).encode()).hexdigest()
     held_out = identity(validation) if validation else f"{corpus} {request.val_fraction!r}"
     if validation is None and request.val_split != "end":  # the only split in 0.1.0
         held_out += f" {request.val_split}"
@@ -267,45 +291,52 @@ def _key(
 
     fingerprints = {"corpus": corpus, "validation": held_out}
     if kind in (None, "bpe") and request.vocab_size is None:
-        key = named(kind, None, request.most_doublings, request.measured)
-        return key, fingerprints, lambda size: named("bpe", size)
-    return named(kind, request.vocab_size), fingerprints, None
+        key = named(kind, None, request.most_doublings, request.measured, *weights)
+        return key, fingerprints, lambda size: named("bpe", size, *weights)
+    trained = weights if kind == "bpe" else ()  # other tokenizers do not depend on the weights
+    return named(kind, request.vocab_size, *trained), fingerprints, None
 
 
 def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, report: Report) -> None:
-    sources, validation = texts
+    training, validation = texts
+    weights = mix.weights(request.corpus)
     with contextlib.ExitStack() as stack:
-        corpus = stack.enter_context(read_corpus(sources, request.reading, cache, report))
+
+        def opened(sources: Sources) -> Corpus:
+            return stack.enter_context(read_corpus(sources, request.reading, cache, report))
+
+        parts = [opened(each) for each in training]
         choices: list[Choice] = []
         if validation is None:
             choose = at_the_end if request.val_split == "end" else spread
-            held_out = choose(corpus, request.val_fraction)
-            share = f"{held_out.size:,} bytes ({held_out.size / max(1, corpus.size):.1%})"
-            reason = f"{held_out.origin}; --val-fraction 0 trains on everything"
-            if not held_out.ranges:
-                share, reason = "none", "the final weights are kept"
-                if request.val_fraction is None:
-                    few = f"{corpus.size:,} bytes with little repetition: too little to split"
-                    reason = f"{few}; {reason}"
-            elif held_out.size < TO_CHOOSE_BY:
-                reason += "; too small to choose a best checkpoint, so the final weights are kept"
-            choices.append(Choice("validation set", share, reason))
-            val = stack.enter_context(take_out(corpus, held_out.ranges, cache))
+            held_out = [choose(part, request.val_fraction) for part in parts]
+            choices.append(_held_out_choice(request, parts, held_out))
+            vals = [
+                stack.enter_context(take_out(part, out.ranges, cache))
+                for part, out in zip(parts, held_out, strict=True)
+            ]
         else:
-            val = stack.enter_context(read_corpus(validation, request.reading, cache, report))
-        start = (val if val.length else corpus).read(0, 400).strip(MARK).strip()
-        if not start or corpus.size < LEAST_TO_TRAIN_ON:
-            few = f"{counted(corpus.size, 'byte')} of text is too little to train on"
+            vals = [opened(validation)]
+        start = next(each for each in (*vals, parts[0]) if each.length).read(0, 400)
+        start = start.strip(MARK).strip()
+        least = min(parts, key=lambda part: part.size)
+        if not start or least.size < LEAST_TO_TRAIN_ON:
+            few = f"{counted(least.size, 'byte')} of text is too little to train on"
             few += "; use at least a few sentences"
-            raise DataError(f"{listed(request.corpus, 5)}: {few}")
+            names = [request.corpus[parts.index(least)]] if weights else request.corpus
+            raise DataError(f"{listed(names, 5)}: {few}")
         tokenizer = request.tokenizer
         if not isinstance(tokenizer, Tokenizer):
             sizes = (request.vocab_size, report, request.most_doublings, request.measured)
-            tokenizer, chosen = make_tokenizer(corpus, tokenizer, *sizes)
+            corpus = stack.enter_context(concatenated(parts, cache)) if weights else parts[0]
+            weighted = [*zip(parts, weights, strict=True)] if weights else []
+            tokenizer, chosen = make_tokenizer(corpus, tokenizer, *sizes, weighted)
             choices += chosen
         (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
-        encode_corpus(corpus, tokenizer, folder / "train.bin", report)
-        encode_corpus(val, tokenizer, folder / "val.bin", report)
+        counts = []
+        for file, some in (("train.bin", parts), ("val.bin", vals)):
+            with (folder / file).open("wb") as stream:
+                counts.append([encode_corpus(each, tokenizer, stream, report) for each in some])
         tokens = mapped(folder / "train.bin", tokenizer)
         unseen: list[int] = []
         if tokenizer is not request.tokenizer:
@@ -316,16 +347,37 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
             seen = np.bincount(tokens[1:], minlength=tokenizer.vocab_size)
             absent = np.flatnonzero(seen == 0).tolist()
         facts = {
-            "size": corpus.length,
-            "documents": corpus.documents,
+            "size": sum(part.length for part in parts),
+            "documents": sum(part.documents for part in parts),
             "prompt": " ".join(start.split(MARK)[0].decode(errors="ignore")[:40].split(" ")[:3]),
             "choices": [vars(choice) for choice in choices],
             "shift": unlikeness(tokens, mapped(folder / "val.bin", tokenizer), tokenizer),
             "unseen": unseen,
             "absent": absent,
-            "dropped": dropped_from(corpus, tokenizer),
+            "dropped": next(filter(None, (dropped_from(part, tokenizer) for part in parts)), ""),
         }
+        if weights:
+            own = counts[1] if validation is None else [0] * len(parts)
+            facts["parts"] = [
+                {"size": part.length, "train": train, "val": val}
+                for part, train, val in zip(parts, counts[0], own, strict=True)
+            ]
         (folder / "text.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def _held_out_choice(request: TextRequest, parts: list[Corpus], held_out: list[HeldOut]) -> Choice:
+    size, total = sum(each.size for each in held_out), sum(part.size for part in parts)
+    origins = "; ".join(dict.fromkeys(each.origin for each in held_out))
+    reason = f"{origins}; --val-fraction 0 trains on everything"
+    if not size:
+        reason = "the final weights are kept"
+        if request.val_fraction is None:
+            few = f"{total:,} bytes with little repetition: too little to split"
+            reason = f"{few}; {reason}"
+        return Choice("validation set", "none", reason)
+    if size < TO_CHOOSE_BY:
+        reason += "; too small to choose a best checkpoint, so the final weights are kept"
+    return Choice("validation set", f"{size:,} bytes ({size / max(1, total):.1%})", reason)
 
 
 def encode_corpus(
@@ -381,7 +433,9 @@ def open_tokens(
     folder: Path,
     tokenizer: str | Tokenizer | None = None,
     fingerprints: dict[str, str] | None = None,
+    corpus: tuple[str, ...] = (),
 ) -> Prepared:
+    """The prepared text in `folder`; `corpus` has the weights of a mix."""
     os.utime(folder)  # mark it as used
     facts = json.loads((folder / "text.json").read_text(encoding="utf-8"))
     if isinstance(tokenizer, Tokenizer):  # what its model never saw, unless this text has it
@@ -389,16 +443,25 @@ def open_tokens(
     else:
         tokenizer = load_tokenizer(folder)
         tokenizer.unseen = frozenset(facts.get("unseen", ()))
+    train, size = mapped(folder / "train.bin", tokenizer), facts["size"]
+    parts, tokens = mix.make_parts(corpus, facts["parts"]) if "parts" in facts else (), len(train)
+    if parts:
+        tokens = round(mix.epoch_tokens(parts))
+        size = round(tokens * sum(part.weight * part.size / part.tokens for part in parts))
     return Prepared(
         tokenizer=tokenizer,
-        train=mapped(folder / "train.bin", tokenizer),
+        train=train,
         val=mapped(folder / "val.bin", tokenizer),
-        **{name: facts[name] for name in ("size", "documents", "prompt")},
+        size=size,
+        tokens=tokens,
+        documents=facts["documents"],
+        prompt=facts["prompt"],
         shift=facts.get("shift", 1.0),
         dropped=facts.get("dropped", ""),
         choices=[Choice(**choice) for choice in facts["choices"]],
         fingerprints={**(fingerprints or {}), "tokenizer": tokenizer.fingerprint()},
         folder=folder,
+        parts=parts,
     )
 
 

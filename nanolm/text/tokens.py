@@ -4,13 +4,17 @@
     (32, 65)
 
 A batch is a pure function of (seed, index), so a kill loses no state. Each epoch cuts the tokens
-into windows at a new offset and visits each once, by a keyed permutation that is never stored.
+into windows at a new offset and visits each once, by a keyed permutation that is never stored. In
+a mix, each part has its own epochs, and the parts alternate according to their weights.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+
+from nanolm.text.mix import Part
 
 Store = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 Words = npt.NDArray[np.uint64]
@@ -24,18 +28,35 @@ class Batches:
     seed: int
     # The rows of each batch to return, if several processes share it.
     rows: slice = field(default_factory=lambda: slice(None))
+    parts: tuple[Part, ...] = ()  # of a mix
 
     @property
     def windows(self) -> int:
-        return max(1, (len(self.tokens) - self.context) // self.context)
+        return self._windows(len(self.tokens))
+
+    def _windows(self, tokens: int) -> int:
+        return max(1, (tokens - self.context) // self.context)
 
     def starts(self, index: int) -> Words:
         numbers = np.arange(index * self.batch, (index + 1) * self.batch, dtype=np.uint64)
         numbers = numbers[self.rows]
-        epochs, positions = np.divmod(numbers, np.uint64(self.windows))
-        keys = _mix(_mix(np.full_like(epochs, self.seed)) + epochs)
-        room = min(self.context, len(self.tokens) - self.windows * self.context)
-        places = permuted(positions, self.windows, keys) * np.uint64(self.context)
+        if not self.parts:
+            return self._starts(numbers, len(self.tokens), self.seed)
+        chosen, numbers = interleaved(numbers, [part.weight for part in self.parts])
+        starts = np.empty_like(numbers)
+        for which, part in enumerate(self.parts):
+            own = chosen == which
+            inside = self._starts(numbers[own], part.tokens, self.seed + which)
+            starts[own] = inside + np.uint64(part.train.start)
+        return starts
+
+    def _starts(self, numbers: Words, tokens: int, seed: int) -> Words:
+        """Where the windows with these numbers start in a text of so many tokens."""
+        windows = self._windows(tokens)
+        epochs, positions = np.divmod(numbers, np.uint64(windows))
+        keys = _mix(_mix(np.full_like(epochs, seed)) + epochs)
+        room = min(self.context, tokens - windows * self.context)
+        places = permuted(positions, windows, keys) * np.uint64(self.context)
         return keys % np.uint64(room) + places
 
     def __getitem__(self, index: int) -> Store:
@@ -43,6 +64,28 @@ class Batches:
         window = np.arange(self.context + 1, dtype=np.uint64)
         ids: Store = self.tokens[self.starts(index)[:, None] + window]
         return ids
+
+
+def interleaved(numbers: Words, weights: Sequence[float]) -> tuple[npt.NDArray[np.intp], Words]:
+    """The part that each window comes from, and the window's number in that part. Every stretch of
+    windows has the shares of the weights, up to rounding."""
+    parts, numbers = np.zeros(len(numbers), dtype=np.intp), numbers.copy()
+    rest = np.arange(len(numbers))  # not in an earlier part
+    for part, weight in enumerate(weights[:-1]):
+        share = np.uint64(round(weight / sum(weights[part:]) * (1 << 32)))
+        before = _rounded_share(numbers[rest], share)
+        own = _rounded_share(numbers[rest] + np.uint64(1), share) > before
+        numbers[rest] = np.where(own, before, numbers[rest] - before)
+        rest = rest[~own]
+        parts[rest] += 1
+    return parts, numbers
+
+
+def _rounded_share(numbers: Words, share: np.uint64) -> Words:
+    """numbers * share / 2**32, rounded, without overflow."""
+    bits, half = np.uint64(32), np.uint64(1 << 31)
+    low = numbers & np.uint64((1 << 32) - 1)
+    return (numbers >> bits) * share + (low * share + half >> bits)
 
 
 def permuted(positions: Words, size: int, keys: Words) -> Words:

@@ -7,6 +7,7 @@ vocabularies also train faster.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -42,8 +43,10 @@ def make_tokenizer(
     report: Report,
     most_doublings: int | None = None,
     measured: int = MEASURED_BYTES,
+    mix: Sequence[tuple[Corpus, float]] = (),
 ) -> tuple[Tokenizer, list[Choice]]:
-    """Train a tokenizer on the corpus; arguments that are None are chosen."""
+    """Train a tokenizer on the corpus; arguments that are None are chosen. With `mix`, the parts of
+    the corpus and their weights, merges follow the weights."""
     choices = []
     if kind is None:
         kind = "bpe"
@@ -61,7 +64,7 @@ def make_tokenizer(
     if vocab_size is None:
         choice, vocab_size = choose_vocabulary(corpus, report, most_doublings, measured)
         choices.append(choice)
-    words = count_corpus(corpus, available_threads(), report)
+    words = count_mix(mix, report) if mix else count_corpus(corpus, available_threads(), report)
     merges = learn(words, vocab_size and vocab_size - SPECIAL, partial(report, "learning merges"))
     return ByteLevel(merges), choices
 
@@ -115,6 +118,17 @@ def count_corpus(corpus: Corpus, processes: int, report: Report) -> Counter[byte
             numbers, _, joined = answer.partition(b"\n")
             for word, number in zip(joined.split(MARK), numbers.split(), strict=False):
                 counts[word] += int(number)
+    return counts
+
+
+def count_mix(mix: Sequence[tuple[Corpus, float]], report: Report) -> Counter[bytes]:
+    """The counts as they would be if the parts had sizes in proportion to their weights."""
+    counts: Counter[bytes] = Counter()
+    total = sum(corpus.length for corpus, _ in mix)
+    for corpus, weight in mix:
+        factor = weight * total / corpus.length
+        for word, count in count_corpus(corpus, available_threads(), report).items():
+            counts[word] += max(1, round(factor * count))
     return counts
 
 

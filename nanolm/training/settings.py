@@ -5,7 +5,6 @@ run holds every resolved setting, so the file alone is enough to repeat the run.
 Importing this costs nothing (no torch), so the command line can use it for its help.
 """
 
-from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
@@ -13,7 +12,7 @@ from nanolm.errors import UsageError, did_you_mean, refuse
 from nanolm.formats import joined, readable
 from nanolm.model import config
 from nanolm.model.config import FAMILIES, PRESETS, RECURRENT
-from nanolm.text import tokenizer_problem
+from nanolm.text import mix, tokenizer_problem
 from nanolm.text.decoding import Reading
 from nanolm.training.optimizers import OPTIMIZERS
 
@@ -202,13 +201,8 @@ class TrainSettings(Settings):
         return Reading(self.encoding, self.document_separator, field, column)
 
     def problems(self) -> list[str]:
-        problems = super().problems()
-        problems += [
-            f"{name} is listed twice in the corpus; list it once"
-            for name, count in Counter(self.corpus).items()
-            if count > 1
-        ]
-        if self.val in self.corpus:
+        problems = super().problems() + mix.problems(self.corpus)
+        if self.val in mix.sources(self.corpus):
             problems.append(f"--val {self.val} is also part of the corpus; give another file")
         fraction = self.val_fraction
         if self.val is None and fraction is not None and not 0 <= fraction <= 0.5:

@@ -37,6 +37,7 @@ def test_json_is_the_last_line_and_the_only_one(cli: Cli, corpus: Path) -> None:
         "train_loss",
         "val_loss",
         "val_bits_per_byte",
+        "val_bits_per_byte_by_part",
         "best_step",
         "stopped",
     }

@@ -69,6 +69,7 @@ CASES = {
     "train": Case(TRAIN),
     "train, resumed": Case(TRAIN, killed=200),
     "train --teachers": Case(f"{TRAIN} --teachers 2"),
+    "train, mixed": Case(TRAIN.replace("text.txt", "text.txt:0.6 few.txt:0.4")),
     "train --extend": Case("train --extend run --steps 8", (TRAIN,), again=to_extend),
     "train --train lora": Case(LORA, (BASE,)),
     "train --train lora, extended": Case(

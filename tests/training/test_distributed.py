@@ -167,6 +167,18 @@ def test_two_processes_learn_from_pairs_what_one_does(train: Train, tmp_path: Pa
     assert json.loads(one)["tokens"] == json.loads(two)["tokens"]
 
 
+def test_two_processes_learn_from_a_mix_what_one_does(train: Train, tmp_path: Path) -> None:
+    for name in ("cats", "dogs"):
+        lines = (f"{n % 31} {name} sat on {n % 7} mats.\n" for n in range(500))
+        (tmp_path / f"{name}.txt").write_text("".join(lines))
+    corpus = (f"{tmp_path}/cats.txt:0.7", f"{tmp_path}/dogs.txt:0.3")
+    words = ("train", *corpus, *TINY[1:], "--steps", "20", "--evaluations", "2", "--no-shard")
+    for name, processes in (("one", 1), ("two", 2)):
+        train(tmp_path / name, words=words, processes=processes)
+    for what in ("loss", "val_loss", "val_bits_per_byte/dogs.txt"):
+        assert apart(tmp_path / "one", tmp_path / "two", what) < 1e-4
+
+
 def twenty_steps(folder: Path, *by: str, how: str = "replicated") -> dict[str, torch.Tensor]:
     folder.mkdir()
     command = [*by, str(HERE / "twenty_steps.py"), str(folder), how]
