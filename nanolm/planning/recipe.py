@@ -46,14 +46,15 @@ LORA_CLASSIFIER_RATE = 3e-4
 MOST_MUON_SHARE = 1.0  # of the rest of a step; above it, AdamW is as good in the same time
 
 # Distillation of several models, the teachers, into one, the student.
-LEAST_TEACHERS, MOST_TEACHERS = 2, 8
-STUDENT_SHARE = 0.3  # of the training time, at least
+LEAST_TEACHERS, MOST_TEACHERS = 2, 24
+STUDENT_SHARE = 0.25  # of the training time, at least
 LEAST_STUDENT_SHARE = 0.2  # of all time; on a slow machine, fewer teachers are trained
 TEACHER_OVERHEAD = 1.05  # times the time of its steps: evaluation, predictions for all of the text
 TEACHER_SECONDS = 1.5  # to set up a teacher and to save it
-STUDENT_RATE = 1.0  # times the learning rate of the teachers
-STUDENT_PULL = 0.006  # learning rate * weight decay
-MOST_GAIN = 0.04  # of the loss, with infinitely many teachers
+STUDENT_RATE = 0.7  # times the learning rate of the teachers
+STUDENT_PULL = 0.003  # learning rate * weight decay
+OFFSETS_ON_GPU = 4  # at which the text is cut into windows
+MOST_GAIN = 0.05  # of the loss, with infinitely many teachers
 LEAST_COLUMNS = 16  # probabilities that are kept for each token; fewer are too few
 COLUMNS_MEMORY_SHARE = 0.25  # of the free memory that they may use, and at most
 MOST_COLUMNS_BYTES = 8 << 30

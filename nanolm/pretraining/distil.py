@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,7 @@ from nanolm.pretraining.prepare import Job, build
 from nanolm.pretraining.session import all_steps
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import TEACHERS, Run
+from nanolm.text.tokens import Batches
 from nanolm.training import state as training_state
 from nanolm.training.distributed import World
 from nanolm.training.events import Event, Note, Notify, Preparing, Progressed
@@ -56,6 +58,7 @@ CHUNK_LOGITS = 1 << 24
 class EnsembleState(LedgerState):
     teachers: list[dict[str, Any]] = field(default_factory=list)  # those that are trained
     columns: int | None = None  # probabilities kept for each token, once that is decided
+    offsets: int = 1  # at which the text is cut into windows
 
 
 class Ensemble(Ledger[EnsembleState]):
@@ -171,13 +174,21 @@ class Ensemble(Ledger[EnsembleState]):
         """The seconds before its first step in this process; a checkpoint includes all others."""
         return self.elapsed if self.job.checkpoint else self.spent
 
-    def soft_targets(self, source: DeviceSource) -> SoftTargets:
-        """The mean prediction of all teachers for each token of the text."""
-        settings, text = self.job.settings, self.job.text
+    def batches(self, batches: Batches) -> Batches:
+        """Windows at few enough offsets to keep the predictions for all of them."""
+        size, tokens = self.job.text.tokenizer.vocab_size, len(self.job.text.train)
         if self.state.columns is None:
-            shape = (text.tokenizer.vocab_size, len(text.train), settings.device)
-            self.state.columns = max(recipe.LEAST_COLUMNS, soft_target_columns(*shape))
+            device, several = self.job.settings.device, recipe.OFFSETS_ON_GPU
+            if device == "cuda" and soft_target_columns(size, several * tokens, device) >= size:
+                self.state.offsets = several
+            kept = soft_target_columns(size, self.state.offsets * tokens, device)
+            self.state.columns = max(recipe.LEAST_COLUMNS, kept)
             self.save()
+        return replace(batches, offsets=self.state.offsets)
+
+    def soft_targets(self, source: DeviceSource) -> SoftTargets:
+        """The mean prediction of all teachers for each token of the windows."""
+        settings = self.job.settings
         folders = [self.place / str(n + 1) for n in range(len(self.state.teachers))]
         for folder in folders:
             try:
@@ -188,6 +199,7 @@ class Ensemble(Ledger[EnsembleState]):
         low = AUTOCAST_DTYPES.get(settings.dtype) if settings.device != "cpu" else None
         with torch.autocast(settings.device, low, enabled=low is not None):
             report = reports(self.watch)[1]
+            assert self.state.columns
             return mean_predictions(models, source, self.state.columns, report)
 
 
@@ -197,57 +209,59 @@ class TeacherTask(NextToken):
 
 
 class StudentTask(NextToken):
-    """Learns the predictions of an ensemble instead of the tokens of the text."""
+    """Learns the predictions of an ensemble instead of the tokens of the text. Student and teachers
+    see the same windows: from more context than the student has, it cannot learn as much."""
 
     def __init__(self, ensemble: Ensemble, *rest: Any) -> None:
         super().__init__(*rest)
-        self.feed = DeviceSource(self.source.batches, self.settings.device)
+        batches = ensemble.batches(self.source.batches)
+        self.feed = DeviceSource(batches, self.settings.device)
         self.source = self.feed
+        self.starts = all_starts(self.feed)
         self.targets = ensemble.soft_targets(self.feed)
         free_memory()
 
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         (starts,) = batch
         x = self.network.hidden_states(self.feed.ids(starts)[:, :-1])  # (batch, context, dim)
-        places = starts[:, None] + self.feed.window[1:]  # (batch, context)
+        rows = torch.searchsorted(self.starts, starts)[:, None] * x.shape[1]
+        places = rows + self.feed.window[:-1]  # (batch, context)
         return distillation_loss(self.network.head, x, self.targets, places), {}
+
+
+def all_starts(source: DeviceSource) -> Tensor:
+    starts = torch.from_numpy(source.batches.all_starts().astype(np.int64))
+    return starts.to(source.tokens.device)
 
 
 @torch.no_grad()
 def mean_predictions(
     models: list[Model], source: DeviceSource, columns: int, report: Report = lambda *_: None
 ) -> SoftTargets:
-    """The mean prediction of the models for each token except the first: the `columns` highest
-    probabilities, and the sum of the others. Windows overlap by half, so that each token has at
-    least half a window of context, except at the beginning of the text."""
-    vocab_size, device = models[0].config.vocab_size, source.tokens.device
-    tokens, window = len(source.tokens), source.batches.context
-    stride, all_columns = max(1, window // 2), columns >= vocab_size
-    kept = vocab_size if all_columns else columns + 1
-    found = torch.zeros(tokens, kept, dtype=torch.float16, device=device)
-    ids = None
-    if not all_columns:
+    """The mean prediction of the models for all tokens of all windows, one after the other: the
+    `columns` highest probabilities, and the sum of the others."""
+    vocab_size, starts = models[0].config.vocab_size, all_starts(source)
+    window, kept, ids = source.batches.context, columns + 1, None
+    if columns >= vocab_size:
+        kept = vocab_size
+    else:
         kind = torch.int16 if vocab_size <= 1 << 15 else torch.int32
-        ids = torch.zeros(tokens, columns, dtype=kind, device=device)
-    last = tokens - 1 - window
-    starts = torch.arange(0, last + stride, stride, device=device).clamp(max=last)
-    rows = max(1, min(CHUNK_TOKENS // window, CHUNK_LOGITS // (stride * vocab_size)))
-    parts = [starts[:1], *starts[1:].split(rows)]
-    for number, part in enumerate(parts):
-        new = stride if number else window  # the first window predicts all of its tokens
-        x = source.ids(part)[:, :-1]  # (rows, window)
-        mean = torch.zeros(len(part) * new, vocab_size, device=device)
+        ids = torch.empty(len(starts) * window, columns, dtype=kind, device=starts.device)
+    found = torch.empty(len(starts) * window, kept, dtype=torch.float16, device=starts.device)
+    rows = max(1, min(CHUNK_TOKENS // window, CHUNK_LOGITS // (window * vocab_size)))
+    for first in range(0, len(starts), rows):
+        x = source.ids(starts[first : first + rows])[:, :-1]  # (rows, window)
+        mean = torch.zeros(x.numel(), vocab_size, device=x.device)
         for model in models:
-            logits = model.head(model.hidden_states(x)[:, -new:])  # (rows, new, vocabulary)
+            logits = model.head(model.hidden_states(x))  # (rows, window, vocabulary)
             mean += logits.float().flatten(0, 1).softmax(dim=1) / len(models)
-        offsets = torch.arange(window - new + 1, window + 1, device=device)
-        places = (part[:, None] + offsets).flatten()
+        part = slice(first * window, (first + rows) * window)
         if ids is None:
-            found[places] = mean.half()
+            found[part] = mean.half()
         else:
             top = mean.topk(columns)
             rest = (1 - top.values.sum(dim=1, keepdim=True)).clamp(min=0)
-            found[places] = torch.cat([top.values, rest], dim=1).half()
-            ids[places] = top.indices.to(ids.dtype)
-        report("computing the predictions of the teachers", number + 1, len(parts))
+            found[part] = torch.cat([top.values, rest], dim=1).half()
+            ids[part] = top.indices.to(ids.dtype)
+        report("computing the predictions of the teachers", first + len(x), len(starts))
     return SoftTargets(found, ids)

@@ -29,6 +29,7 @@ class Batches:
     # The rows of each batch to return, if several processes share it.
     rows: slice = field(default_factory=lambda: slice(None))
     parts: tuple[Part, ...] = ()  # of a mix
+    offsets: int | None = None  # at how many offsets the epochs cut the tokens; None: any
 
     @property
     def windows(self) -> int:
@@ -57,7 +58,19 @@ class Batches:
         keys = _mix(_mix(np.full_like(epochs, seed)) + epochs)
         room = min(self.context, tokens - windows * self.context)
         places = permuted(positions, windows, keys) * np.uint64(self.context)
-        return keys % np.uint64(room) + places
+        if self.offsets is None:
+            return keys % np.uint64(room) + places
+        return epochs % np.uint64(self.offsets) * np.uint64(room // self.offsets) + places
+
+    def all_starts(self) -> Words:
+        """Where all windows start, in order, if they are at a few offsets."""
+        texts = [(part.train.start, part.tokens) for part in self.parts]
+        starts = []
+        for first, tokens in texts or [(0, len(self.tokens))]:
+            windows = self._windows(tokens)
+            numbers = np.arange(windows * (self.offsets or 1), dtype=np.uint64)
+            starts.append(self._starts(numbers, tokens, self.seed) + np.uint64(first))
+        return np.unique(np.concatenate(starts))
 
     def __getitem__(self, index: int) -> Store:
         """The windows, each with the next token: (batch, context + 1)."""
