@@ -18,7 +18,7 @@ import torch
 
 from nanolm.choice import Choice
 from nanolm.errors import DataError, UsageError
-from nanolm.formats import counted, listed
+from nanolm.formats import counted
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import GPTConfig, ModelConfig
@@ -181,8 +181,8 @@ def part_choices(parts: Sequence[mix.Part], plan: Plan) -> Iterator[Choice]:
         shares = mix.share_out(tokens, limits, [part.weight for part in parts])
         named = zip(mix.sources(settings.corpus), shares, strict=True)
         better = " ".join(f"{shlex.quote(name)}:{share / tokens:.3g}" for name, share in named)
-        reason = f"with these, {listed(often)} would not be repeated more than "
-        yield Choice("better weights", better, f"{reason}{recipe.MOST_PASSES} times")
+        reason = f"more than {recipe.MOST_PASSES} epochs of it do not help; try {better}"
+        yield Choice("repeated", ", ".join(often), reason)
 
 
 def make_job(

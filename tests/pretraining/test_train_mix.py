@@ -54,12 +54,13 @@ def test_a_part_that_is_repeated_too_often(cli: Cli, texts: tuple[Path, Path]) -
     words = ["train", "cats.txt:0.2", "dogs.txt:0.8", *SMALL, "--plan"]
     shown = cli(*words, "--steps", 1500, "--json")
     assert shown.returncode == 0, shown.stderr
-    better = next(each for each in choices(shown) if each["what"] == "better weights")
-    assert better["reason"].startswith("with these, dogs.txt would not be repeated more than 20")
-    names = better["value"].split()
+    repeated = next(each for each in choices(shown) if each["what"] == "repeated")
+    advice, _, better = repeated["reason"].partition("; try ")
+    assert (repeated["value"], advice) == ("dogs.txt", "more than 20 epochs of it do not help")
+    names = better.split()
     assert [name.rpartition(":")[0] for name in names] == [str(text) for text in texts]
     again = cli("train", *names, *SMALL, "--plan", "--steps", 1500, "--json")
-    assert "better weights" not in {each["what"] for each in choices(again)}
+    assert "repeated" not in {each["what"] for each in choices(again)}
 
 
 def choices(shown: Any) -> list[dict[str, Any]]:
