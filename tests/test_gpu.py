@@ -277,7 +277,7 @@ def test_distillation(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result = nanolm.train("embedded:stories", out=tmp_path / "run", **how)
     teachers = json.loads((tmp_path / "run/run.json").read_text())["teachers"]
     worst = max(teacher["val_bits_per_byte"] for teacher in teachers)
-    assert result.val_bits_per_byte and result.val_bits_per_byte < 1.02 * worst < 2
+    assert result.val_bits_per_byte and result.val_bits_per_byte < 1.5 * worst < 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)

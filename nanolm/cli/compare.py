@@ -130,8 +130,8 @@ def command(
     started = time.monotonic()
     data = data or (DATA,)
     settings: FinetuneSettings | TrainSettings | PairSettings
-    if mix.weights(data):
-        raise UsageError(f"{data[0]}: a comparison has no weights; omit them")
+    if data != (plain := tuple(mix.sources(data))):
+        raise UsageError(f"nanolm compare takes no weights; try {' '.join(plain)}")
     kind = kind or guess_kind(data, options)
     if given := [option(name) for name in UNUSED[kind] if options.pop(name)]:
         others = " or ".join(f"--as {each}" for each in UNUSED if each != kind)

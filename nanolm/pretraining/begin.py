@@ -30,8 +30,8 @@ from nanolm.model.device import choose_device, choose_dtype
 from nanolm.planning.tuning import deterministic_algorithms
 from nanolm.runs import checkpoint
 from nanolm.runs.folder import TEACHERS, Run
-from nanolm.text import NAMED, TRAINABLE, mix
-from nanolm.text.sources import ADDRESSES, SCHEME, STDIN
+from nanolm.text import NAMED, STDIN, TRAINABLE, mix
+from nanolm.text.sources import ADDRESSES, SCHEME
 from nanolm.training.events import Note, Notify, Planned, Preparing
 from nanolm.training.metrics_log import also_to_log
 from nanolm.training.settings import Settings, TrainSettings, option

@@ -46,6 +46,7 @@ LEAST_EVALUATED_TOKENS = 4_096
 FIRST_EVALUATION_SECONDS = 0.8  # extra time of the first evaluation, if it is also the last
 FINAL_SECONDS = 0.7  # to finish a run
 SAMPLE_TOKENS = 80
+SAMPLE_SHARE = 0.02  # of the training time, if it is limited; the last sample is always written
 UNPLANNED_PATIENCE = 3  # evaluations clearly worse than the best, if no number of steps was given
 SHIFTED_TEXT = 1.3  # times the n-gram loss of training text: the validation text differs in kind
 
@@ -85,6 +86,7 @@ class NextToken(Task):
         self.keeps_last = len(job.text.val) > 0 and held_out < TO_CHOOSE_BY
         self.evaluated_all = False  # the last evaluation used the whole validation set
         self.has_evaluated = False
+        self.samples, self.sample_seconds, self.skipped_sample = 0, 0.0, False
         self.seconds_per_token = 0.0  # of evaluation; a guess until the first one
         forecast = self.forecast = job.forecast
         if forecast and forecast.seconds:
@@ -149,6 +151,7 @@ class NextToken(Task):
     def seconds_after_training(self) -> float:
         tokens = 0 if self.evaluated_all else len(self.job.text.val)
         once = FINAL_SECONDS + (0 if self.has_evaluated else FIRST_EVALUATION_SECONDS)
+        once += self.sample_seconds / self.samples if self.skipped_sample else 0
         return self.slowdown * once + self.seconds_per_token * tokens
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
@@ -202,7 +205,13 @@ class NextToken(Task):
         start = time.monotonic()
         score = self.score(network, state.evaluated_tokens)
         self.seconds_per_token = (time.monotonic() - start) / max(1, score.tokens)
-        self.write(network, state.step, f": {score.bits_per_byte:.3f} bits per byte")
+        start = time.monotonic()
+        self.skipped_sample = progress < 1 and settings.minutes is not None
+        self.skipped_sample &= self.sample_seconds > SAMPLE_SHARE * (state.seconds - state.setup)
+        if not self.skipped_sample:
+            self.write(network, state.step, f": {score.bits_per_byte:.3f} bits per byte")
+            self.samples += 1
+            self.sample_seconds += time.monotonic() - start
         return [latest if self.keeps_last else score.loss], as_metrics(score)
 
     def full_model(self) -> Model:

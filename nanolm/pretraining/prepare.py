@@ -18,7 +18,7 @@ import torch
 
 from nanolm.choice import Choice
 from nanolm.errors import DataError, UsageError
-from nanolm.formats import counted, listed
+from nanolm.formats import counted
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import GPTConfig, ModelConfig
@@ -40,6 +40,7 @@ from nanolm.training.events import Notify
 from nanolm.training.settings import DEFAULT_SPLIT, TrainSettings
 
 READ_BYTES_PER_SECOND = 50_000  # of text, approximately, on a CPU
+COSTLY_VOCAB = 8_192  # of a model that a CPU trains in minutes: 4 layers of width 128
 PLANNING_SHARE, PLANNING_SECONDS = 0.07, 0.5  # for planning: a share of the time, plus a constant
 LEAST_TEXT_SHARE = 0.06  # of the time, at least, for preparing the text
 NGRAM_SECONDS = 1.5  # to count n-grams, approximately
@@ -130,6 +131,7 @@ def prepare_text(
         tokenizer=tokenizer,
         vocab_size=settings.vocab_size,
         most_doublings=doublings(budget * READ_BYTES_PER_SECOND) if budget and on_cpu else None,
+        costly_vocab=COSTLY_VOCAB if on_cpu else None,
         max_bytes=settings.max_bytes,
     )
     return prepare_tokens(request, progress, note, until=until)
@@ -181,8 +183,8 @@ def part_choices(parts: Sequence[mix.Part], plan: Plan) -> Iterator[Choice]:
         shares = mix.share_out(tokens, limits, [part.weight for part in parts])
         named = zip(mix.sources(settings.corpus), shares, strict=True)
         better = " ".join(f"{shlex.quote(name)}:{share / tokens:.3g}" for name, share in named)
-        reason = f"with these, {listed(often)} would not be repeated more than "
-        yield Choice("better weights", better, f"{reason}{recipe.MOST_PASSES} times")
+        reason = f"more than {recipe.MOST_PASSES} epochs of it do not help; try {better}"
+        yield Choice("repeated", ", ".join(often), reason)
 
 
 def make_job(

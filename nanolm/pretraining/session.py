@@ -63,7 +63,8 @@ def all_steps(
         try:
             with trainer.checkpointer.writer:  # nothing is written once the run is unlocked
                 stopped = trainer.train(stop)
-        except EvaluationStopped:  # evaluations begin once a checkpoint is on disk
+        except EvaluationStopped:
+            trainer.checkpointer.finish()  # it was saved before the evaluation
             stopped = "interrupted"
         if stopped == "minutes" and trainer.state.step < MIN_STEPS:
             stopped = TooLittleTime.stopped

@@ -7,6 +7,7 @@ from nanolm.errors import did_you_mean
 TRAINABLE = ("bpe", "char", "byte")  # tokenizers trained on the corpus
 NAMED = ("gpt2", "cl100k", "o200k")  # published tokenizers
 HUB = "hf://"  # the prefix of Hugging Face Hub paths
+STDIN = "-"  # as a source
 
 
 def spelled(token: bytes) -> str:

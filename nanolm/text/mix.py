@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanolm.text.sources import STDIN
+from nanolm.text import STDIN
 
 WEIGHTED = re.compile(r"(.+):([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)", re.IGNORECASE)
 BITS_OF_PART = "val_bits_per_byte/"  # and the name of a part: a key in metrics

@@ -18,6 +18,7 @@ from nanolm.choice import Report
 from nanolm.errors import DataError, NanolmError, UsageError
 from nanolm.formats import abridged, counted, listed, printable
 from nanolm.machine import cache_folder
+from nanolm.text import STDIN
 from nanolm.text.bounds import ROW_BYTES, ExpansionLimit
 from nanolm.text.columns import TextTable
 from nanolm.text.decoding import Reading
@@ -35,7 +36,7 @@ from nanolm.text.pair_columns import (
     with_pair_names,
 )
 from nanolm.text.source import TextSource
-from nanolm.text.sources import ADDRESSES, STDIN, Sources, find_sources
+from nanolm.text.sources import ADDRESSES, Sources, find_sources
 from nanolm.text.tables import read_table
 
 LONGEST_TEXT = 20_000  # characters of a source or a target

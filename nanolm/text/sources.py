@@ -18,6 +18,7 @@ from pathlib import Path
 from nanolm.choice import Report
 from nanolm.errors import DataError, NanolmError, UsageError
 from nanolm.formats import listed
+from nanolm.text import STDIN
 from nanolm.text.binary import binary_format, looks_binary
 from nanolm.text.bounds import ExpansionLimit
 from nanolm.text.documents import KNOWN_SUFFIXES, TABLES
@@ -39,7 +40,7 @@ EMBEDDED = {  # name: (file, document separator, what it is)
     ),
 }
 EMBEDDED_PAIRS = ("dates", "veltish")  # of texts, rather than texts
-SCHEME, STDIN = "embedded:", "-"
+SCHEME = "embedded:"
 ADDRESSES = ("http://", "https://", "hf://")
 # Of a dataset saved by `save_to_disk` of the `datasets` library.
 DATASET_DICT, DATASET_INFO, STATE = "dataset_dict.json", "dataset_info.json", "state.json"

@@ -72,6 +72,7 @@ class TextRequest:
     vocab_size: int | None = None
     most_doublings: int | None = None  # of the vocabulary, if the text is too long for the time
     measured: int = MEASURED_BYTES  # bytes to measure vocabulary sizes on; 0: no time for that
+    costly_vocab: int | None = None  # whose last layer takes as long as all others, on a CPU
     max_bytes: int | None = None  # of text; only part of a larger one is used
 
 
@@ -291,7 +292,8 @@ def _key(
 
     fingerprints = {"corpus": corpus, "validation": held_out}
     if kind in (None, "bpe") and request.vocab_size is None:
-        key = named(kind, None, request.most_doublings, request.measured, *weights)
+        sizes = (request.most_doublings, request.measured, request.costly_vocab)
+        key = named(kind, None, *sizes, *weights)
         return key, fingerprints, lambda size: named("bpe", size, *weights)
     trained = weights if kind == "bpe" else ()  # other tokenizers do not depend on the weights
     return named(kind, request.vocab_size, *trained), fingerprints, None
@@ -328,6 +330,7 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
         tokenizer = request.tokenizer
         if not isinstance(tokenizer, Tokenizer):
             sizes = (request.vocab_size, report, request.most_doublings, request.measured)
+            sizes += (request.costly_vocab,)
             corpus = stack.enter_context(concatenated(parts, cache)) if weights else parts[0]
             weighted = [*zip(parts, weights, strict=True)] if weights else []
             tokenizer, chosen = make_tokenizer(corpus, tokenizer, *sizes, weighted)

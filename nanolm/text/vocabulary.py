@@ -3,7 +3,8 @@
 A small vocabulary needs many tokens for a word; in a large one, most tokens are rarely seen. So the
 size is measured: a sample is encoded with several sizes, and a trigram model of nine tenths of it
 is evaluated on the rest. The smallest size within one percent of the best wins, since small
-vocabularies also train faster.
+vocabularies also train faster. On a CPU, where the last layer takes a large part of a step, the
+size is chosen for the number of steps too.
 """
 
 from collections import Counter
@@ -28,6 +29,7 @@ MEASURED_BYTES = 4_000_000  # of text, to measure vocabulary sizes on
 VOCAB_SIZES = (512, 1024, 2048, 4096, 8192, 16_384)
 USUAL_VOCAB, LARGEST_VOCAB = 1024, 32_768
 TOLERANCE = 1.01
+TIME_EXPONENT = 0.072  # loss ~ time per byte ** 0.072
 COUNTED_ALONE = 8_000_000  # bytes; fewer are counted before other processes would have started
 COUNTED_BYTES = 1 << 19  # per request to a process
 SHIFT_TOKENS = 20_000  # from each side, to compare validation with training text
@@ -43,6 +45,7 @@ def make_tokenizer(
     report: Report,
     most_doublings: int | None = None,
     measured: int = MEASURED_BYTES,
+    costly: int | None = None,
     mix: Sequence[tuple[Corpus, float]] = (),
 ) -> tuple[Tokenizer, list[Choice]]:
     """Train a tokenizer on the corpus; arguments that are None are chosen. With `mix`, the parts of
@@ -62,7 +65,7 @@ def make_tokenizer(
             report("collecting characters", stop, corpus.length)
         return Characters(sorted(characters)), choices
     if vocab_size is None:
-        choice, vocab_size = choose_vocabulary(corpus, report, most_doublings, measured)
+        choice, vocab_size = choose_vocabulary(corpus, report, most_doublings, measured, costly)
         choices.append(choice)
     words = count_mix(mix, report) if mix else count_corpus(corpus, available_threads(), report)
     merges = learn(words, vocab_size and vocab_size - SPECIAL, partial(report, "learning merges"))
@@ -74,9 +77,11 @@ def choose_vocabulary(
     report: Report,
     most_doublings: int | None = None,
     measured: int = MEASURED_BYTES,
+    costly: int | None = None,
 ) -> tuple[Choice, int | None]:
     """The vocabulary size for byte-pair encoding; None means merging until words are tokens.
-    `measured` is the number of bytes there is time to measure; with 0, a default size is used."""
+    `measured` is the number of bytes there is time to measure; with 0, a default size is used.
+    `costly` is the size whose last layer takes as long as all others, if that matters."""
     size = corpus.length
     if size < TINY_CORPUS:
         tiny = f"{TINY_CORPUS // 1000} kB"
@@ -85,11 +90,15 @@ def choose_vocabulary(
     if not measured:
         reason = "suits a megabyte of text; no time to measure other sizes"
         return Choice("vocabulary", USUAL_VOCAB, reason), USUAL_VOCAB
-    bits = measure_sizes(corpus, report, measured)
+    tokens, bits = measure_sizes(corpus, report, measured)
     best = min(bits.values())
     chosen = next(number for number, value in bits.items() if value <= best * TOLERANCE)
     table = ", ".join(f"{value:.3f} at {number:,}" for number, value in bits.items())
     reason = f"the smallest within 1% of the best bits per byte of a trigram model: {table}"
+    if costly:
+        times = {number: tokens[number] * (costly + number) for number in bits}
+        chosen = min(bits, key=lambda number: bits[number] * times[number] ** TIME_EXPONENT)
+        reason = f"the best for this time on a CPU; bits per byte of a trigram model: {table}"
     if times := doublings(size):
         reason += f"; measured on {measured / 1e6:.2g} MB, "
         if most_doublings is not None and most_doublings < times:
@@ -138,8 +147,11 @@ def doublings(size: float) -> int:
     return (int(size) // MEASURED_BYTES).bit_length() // 2 if size > 4 * MEASURED_BYTES else 0
 
 
-def measure_sizes(corpus: Corpus, report: Report, measured: int) -> dict[int, float]:
-    """Bits per byte of held-out text under a trigram model, by vocabulary size."""
+def measure_sizes(
+    corpus: Corpus, report: Report, measured: int
+) -> tuple[dict[int, int], dict[int, float]]:
+    """By vocabulary size: the number of tokens of a sample, and the bits per byte of held-out text
+    under a trigram model."""
     report("measuring vocabularies", 0, len(VOCAB_SIZES))
     length, size = corpus.length, min(measured, corpus.length)
     each = max(1, size // 100)
@@ -154,6 +166,7 @@ def measure_sizes(corpus: Corpus, report: Report, measured: int) -> dict[int, fl
     new_merges = merges_in_order(count_words(seen))
     merges: list[Pair] = []
     size = sum(len(text.encode()) for text in held_out)
+    tokens: dict[int, int] = {}
     bits: dict[int, float] = {}
     for done, number in enumerate(VOCAB_SIZES, start=1):
         merges += islice(new_merges, number - 256 - len(merges))
@@ -161,11 +174,12 @@ def measure_sizes(corpus: Corpus, report: Report, measured: int) -> dict[int, fl
             break
         tokenizer = ByteLevel(merges)
         train, val = (tokenizer.encode_array("".join(texts)) for texts in (seen, held_out))
+        tokens[number] = len(train) + len(val)
         bits[number] = counted_bits(train, val, number) / size
         report("measuring vocabularies", done, len(VOCAB_SIZES))
         if bits[number] > TOLERANCE * min(bits.values()):
             break  # larger sizes get worse
-    return bits
+    return tokens, bits
 
 
 def counted_bits(train: Ids, val: Ids, vocab_size: int, longest: int = 2) -> float:

@@ -118,7 +118,6 @@ class Trainer:
                 checkpointer.finish()
                 return "interrupted"
             if evaluate:
-                checkpointer.finish()  # the checkpoint that is evaluated must be on disk
                 self.evaluate(progress)
                 budget.count_evaluation(time.monotonic() - begin, task.seconds_after_training())
                 if task.patience is not None and state.evals_without_gain >= task.patience:
@@ -149,7 +148,6 @@ class Trainer:
             state.grad_accum_steps = self.step.grad_accum_steps
         if task.evaluate_first and state.best is None and state.step == 0:
             self.checkpointer.save()
-            self.checkpointer.finish()
             self.evaluate(0.0)
 
     def train_step(self, lr: float) -> Tensor:
@@ -198,6 +196,7 @@ class Trainer:
         before = state.seconds  # training time so far
         with averaged(self.ema):
             score, state.scores = task.evaluate(state, progress)
+        self.checkpointer.finish()  # what was evaluated must be on disk
         state.evaluations = int(progress * task.evaluations + 1e-9)
         loss = state.scores.get("val_loss", math.nan)  # there may be no validation data
         state.lowest_loss = min(loss, loss if state.lowest_loss is None else state.lowest_loss)

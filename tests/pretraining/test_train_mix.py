@@ -54,12 +54,13 @@ def test_a_part_that_is_repeated_too_often(cli: Cli, texts: tuple[Path, Path]) -
     words = ["train", "cats.txt:0.2", "dogs.txt:0.8", *SMALL, "--plan"]
     shown = cli(*words, "--steps", 1500, "--json")
     assert shown.returncode == 0, shown.stderr
-    better = next(each for each in choices(shown) if each["what"] == "better weights")
-    assert better["reason"].startswith("with these, dogs.txt would not be repeated more than 20")
-    names = better["value"].split()
+    repeated = next(each for each in choices(shown) if each["what"] == "repeated")
+    advice, _, better = repeated["reason"].partition("; try ")
+    assert (repeated["value"], advice) == ("dogs.txt", "more than 20 epochs of it do not help")
+    names = better.split()
     assert [name.rpartition(":")[0] for name in names] == [str(text) for text in texts]
     again = cli("train", *names, *SMALL, "--plan", "--steps", 1500, "--json")
-    assert "better weights" not in {each["what"] for each in choices(again)}
+    assert "repeated" not in {each["what"] for each in choices(again)}
 
 
 def choices(shown: Any) -> list[dict[str, Any]]:
@@ -106,8 +107,9 @@ def test_mistakes_are_reported_at_once(cli: Cli, texts: tuple[Path, Path]) -> No
     shown = cli("train", "cat.txt:1", "dog.txt:1")
     assert shown.returncode == 2
     assert "cat.txt does not exist" in shown.stderr and "dog.txt does not exist" in shown.stderr
-    shown = cli("compare", "cats.txt:1", "dogs.txt:1")
-    assert shown.returncode == 2 and "omit" in shown.stderr
+    shown = cli("compare", "cats.txt:0", "dogs.txt:0")
+    assert shown.returncode == 2
+    assert "compare takes no weights; try cats.txt dogs.txt" in shown.stderr
 
 
 def test_a_mix_has_the_name_of_its_first_part() -> None:
