@@ -329,8 +329,8 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
             raise DataError(f"{listed(names, 5)}: {few}")
         tokenizer = request.tokenizer
         if not isinstance(tokenizer, Tokenizer):
-            sizes = (request.vocab_size, report, request.most_doublings, request.measured)
-            sizes += (request.costly_vocab,)
+            vocabulary = (request.most_doublings, request.measured, request.costly_vocab)
+            sizes = (request.vocab_size, report, *vocabulary)
             corpus = stack.enter_context(concatenated(parts, cache)) if weights else parts[0]
             weighted = [*zip(parts, weights, strict=True)] if weights else []
             tokenizer, chosen = make_tokenizer(corpus, tokenizer, *sizes, weighted)

@@ -96,8 +96,8 @@ def choose_vocabulary(
     table = ", ".join(f"{value:.3f} at {number:,}" for number, value in bits.items())
     reason = f"the smallest within 1% of the best bits per byte of a trigram model: {table}"
     if costly:
-        times = {number: tokens[number] * (costly + number) for number in bits}
-        chosen = min(bits, key=lambda number: bits[number] * times[number] ** TIME_EXPONENT)
+        loss = {n: bits[n] * (tokens[n] * (costly + n)) ** TIME_EXPONENT for n in bits}
+        chosen = min(loss, key=loss.__getitem__)
         reason = f"the best for this time on a CPU; bits per byte of a trigram model: {table}"
     if times := doublings(size):
         reason += f"; measured on {measured / 1e6:.2g} MB, "
