@@ -7,7 +7,6 @@ tokenizers are comparable. The markers between documents have no bytes and are n
 """
 
 import math
-import operator
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +22,10 @@ from nanolm.errors import NOT_FINITE, ModelError
 from nanolm.generation.language_model import LanguageModel
 from nanolm.machine import cache_folder
 from nanolm.model.base import Model
+from nanolm.text import mix
 from nanolm.text.corpus import read_corpus
 from nanolm.text.decoding import Reading
 from nanolm.text.documents import plain_json
-from nanolm.text.mix import Part
 from nanolm.text.sources import find_sources
 from nanolm.text.store import dropped_from, encode_corpus, mapped
 from nanolm.text.tokenizer import Tokenizer
@@ -107,18 +106,12 @@ def evaluate_texts(
     return scores
 
 
-def weighted_mean(parts: Sequence[Part], scores: Sequence[Score]) -> Score:
+def weighted_mean(parts: Sequence[mix.Part], scores: Sequence[Score]) -> Score:
     """The score of a mix: losses and bits are means by weight, the rest are sums."""
-    weights = [part.weight / sum(each.weight for each in parts) for part in parts]
-
-    def mean(name: str) -> float:
-        values = [getattr(score, name) for score in scores]
-        return float(sum(map(operator.mul, weights, values)))
-
     return Score(
-        loss=mean("loss"),
-        bits_per_byte=mean("bits_per_byte"),
-        bits_per_character=mean("bits_per_character"),
+        loss=mix.mean(parts, [score.loss for score in scores]),
+        bits_per_byte=mix.mean(parts, [score.bits_per_byte for score in scores]),
+        bits_per_character=mix.mean(parts, [score.bits_per_character for score in scores]),
         tokens=sum(score.tokens for score in scores),
         bytes=sum(score.bytes for score in scores),
         characters=sum(score.characters for score in scores),

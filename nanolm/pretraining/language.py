@@ -250,8 +250,7 @@ class NextToken(Task):
 
         low = AUTOCAST_DTYPES.get(settings.dtype) if settings.device != "cpu" else None
         with torch.autocast(settings.device, low, enabled=low is not None):
-            parts = [part for part in text.parts if text.val[part.val].size]
-            if not parts:
+            if not (parts := text.validated_parts):
                 return score(text.val, limit)
             sizes = [len(text.val[part.val]) for part in parts]
             limits = share_out(limit or len(text.val), sizes, [part.weight for part in parts])

@@ -152,11 +152,9 @@ def plan_for(
     def ngram_bits() -> float | None:
         if budget and SETUP_SHARE * budget - elapsed() < NGRAM_SECONDS * max(1, len(text.parts)):
             return None
-        whole = mix.Part("", 1.0, 0, slice(None), slice(None))
-        return sum(
-            part.weight * ngram_bits_per_byte(text.train[part.train], text.val[part.val], tokenizer)
-            for part in text.parts or [whole]
-        )
+        parts = text.validated_parts or [mix.Part("", 1.0, 0, slice(None), slice(None))]
+        bits = [ngram_bits_per_byte(text.train[p.train], text.val[p.val], tokenizer) for p in parts]
+        return mix.mean(parts, bits)
 
     shortest = min((part.tokens for part in text.parts), default=None)
     stats = TextStats(tokenizer.vocab_size, text.size, text.tokens, ngram_bits, shortest)

@@ -103,6 +103,12 @@ def bits_by_part(metrics: Mapping[str, float]) -> dict[str, float]:
     return {key.removeprefix(BITS_OF_PART): value for key, value in own.items()}
 
 
+def mean(parts: Sequence[Part], values: Sequence[float]) -> float:
+    """The mean of the values of the parts, weighted by the weights."""
+    total = sum(part.weight for part in parts)
+    return sum(part.weight / total * value for part, value in zip(parts, values, strict=True))
+
+
 def epoch_tokens(parts: Sequence[Part]) -> float:
     """Tokens after which the parts have been passed over once, as the mean by weight. If weights
     are proportional to sizes, these are all tokens, else fewer."""

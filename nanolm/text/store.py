@@ -94,6 +94,11 @@ class Prepared:
     dropped: str = ""  # a note about characters without a token
     parts: tuple[mix.Part, ...] = ()  # of a mix
 
+    @property
+    def validated_parts(self) -> list[mix.Part]:
+        """The parts of a mix that have validation text of their own."""
+        return [part for part in self.parts if len(self.val[part.val])]
+
 
 def prepare_tokens(
     request: TextRequest,

@@ -27,7 +27,7 @@ def texts(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_each_part_is_planned_measured_and_reported(cli: Cli, texts: tuple[Path, Path]) -> None:
-    words = ["train", "cats.txt:0.6", "dogs.txt:0.4", *SMALL, "--steps", 40, "--evaluations", 2]
+    words = ["train", "cats.txt:0.6", "dogs.txt:0.4", *SMALL, "--steps", 8, "--evaluations", 1]
     shown = cli(*words, "--json")
     assert shown.returncode == 0, shown.stderr
     result = json.loads(shown.stdout)
@@ -89,6 +89,15 @@ def test_stdin_can_have_a_weight(cli: Cli, texts: tuple[Path, Path]) -> None:
     shown = cli(*words, stdin=texts[0].read_text())
     assert shown.returncode == 0, shown.stderr
     assert set(json.loads(shown.stdout)["val_bits_per_byte_by_part"]) == {"stdin", "dogs.txt"}
+
+
+def test_one_validation_file_for_all_parts(cli: Cli, texts: tuple[Path, Path]) -> None:
+    (texts[0].parent / "other.txt").write_text(texts[0].read_text()[:3000])
+    words = ["train", "cats.txt:1", "dogs.txt:1", *SMALL, "--val", "other.txt", "--steps", 2]
+    shown = cli(*words, "--json")
+    assert shown.returncode == 0, shown.stderr
+    result = json.loads(shown.stdout)
+    assert result["val_bits_per_byte"] > 0 and result["val_bits_per_byte_by_part"] == {}
 
 
 def test_a_small_part_limits_the_context(cli: Cli, texts: tuple[Path, Path]) -> None:
