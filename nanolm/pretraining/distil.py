@@ -2,7 +2,7 @@
 
     >>> ensemble = Ensemble(job, elapsed, notify)
     >>> if ensemble.train(world):
-    ...     make_task, job = ensemble.student()
+    ...     make_task, job, elapsed = ensemble.student()
 
 After about twenty passes over a small text, more training does not help a model. But the mean
 prediction of several models, trained with different seeds, is better than that of each, and a new
@@ -165,14 +165,11 @@ class Ensemble(Ledger[EnsembleState]):
         elif isinstance(event, Note | Choice):
             self.watch(event)
 
-    def student(self) -> tuple[Callable[..., NextToken], Job]:
-        """The task of the student, and its job."""
-        settings = recipe.student(self.job.settings)
-        return partial(StudentTask, self), replace(self.job, settings=settings)
-
-    def before_student(self) -> Callable[[], float]:
-        """The seconds before its first step in this process; a checkpoint includes all others."""
-        return self.elapsed if self.job.checkpoint else self.spent
+    def student(self) -> tuple[Callable[..., NextToken], Job, Callable[[], float]]:
+        """The task of the student, its job, and the seconds spent before its first step."""
+        job = replace(self.job, settings=recipe.student(self.job.settings))
+        # Those of earlier processes are part of a checkpoint.
+        return partial(StudentTask, self), job, self.elapsed if job.checkpoint else self.spent
 
     def batches(self, batches: Batches) -> Batches:
         """Windows at few enough offsets to keep the predictions for all of them."""
@@ -198,9 +195,8 @@ class Ensemble(Ledger[EnsembleState]):
         models = [load_model(folder).to(settings.device).eval() for folder in folders]
         low = AUTOCAST_DTYPES.get(settings.dtype) if settings.device != "cpu" else None
         with torch.autocast(settings.device, low, enabled=low is not None):
-            report = reports(self.watch)[1]
             assert self.state.columns
-            return mean_predictions(models, source, self.state.columns, report)
+            return mean_predictions(models, source, self.state.columns, reports(self.watch)[1])
 
 
 class TeacherTask(NextToken):

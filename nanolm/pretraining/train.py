@@ -80,10 +80,10 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
     """Run all remaining steps of a job, after those of its teachers, if any."""
     with tuning.attention_by(job.settings.attention):
         if not job.settings.teachers:
-            return learn_by(NextToken, job, world, elapsed, notify)
+            return learn_by(NextToken, job, elapsed, world, notify)
         ensemble = Ensemble(job, elapsed, notify)
         if ensemble.train(world):
-            return learn_by(*ensemble.student(), world, ensemble.before_student(), notify)
+            return learn_by(*ensemble.student(), world, notify)
         seconds = round(ensemble.spent(), 3)
         nothing = (0, 0, seconds, None, None, None, 0)  # not even the first step of the student
         return TrainResult(str(job.run.path), *nothing, stopped="interrupted")
@@ -92,8 +92,8 @@ def learn(job: Job, world: World, elapsed: Callable[[], float], notify: Notify) 
 def learn_by(
     make_task: Callable[..., NextToken],
     job: Job,
-    world: World,
     elapsed: Callable[[], float],
+    world: World,
     notify: Notify,
 ) -> TrainResult:
     """Run all remaining steps of one task."""
