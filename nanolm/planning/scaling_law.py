@@ -11,17 +11,20 @@ rules, the prediction is too high.
 
 import math
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
-from nanolm.text.tokenizer import Tokenizer
+from nanolm.text.tokenizer import Ids, Tokenizer
 from nanolm.text.tokens import Store
 from nanolm.text.vocabulary import counted_bits
 
 COUNTED_BYTES = 1_000_000  # of training text, to count n-grams in
 CHUNK_TOKENS = 4_096  # contiguous tokens per chunk; chunks come from all over the text
 TESTED_TOKENS = 50_000  # of validation text
-NGRAM_CONTEXTS = (1, 2, 3, 4)  # tokens; the best one depends on the tokenizer
+NGRAM_LENGTHS = 9  # contexts of up to eight tokens; the best one depends on the tokenizer
+SHORT_CONTEXT = 6  # bytes; longer contexts help n-grams only in text made by rules,
+LONG_CONTEXT_GAIN = 0.55  # which a Transformer learns better: it gains this much more, in logs
 
 SIZE_FACTOR, SIZE_EXPONENT = 0.0504, 0.336  # in millions of parameters, without embedding and head
 DATA_FACTOR, DATA_EXPONENT = 0.767, 0.0722  # in units of ten million bytes
@@ -40,16 +43,22 @@ def ngram_bits_per_byte(train: Store, val: Store, tokenizer: Tokenizer) -> float
     if not len(val):  # use the end of the training text instead
         cut = len(train) - min(TESTED_TOKENS, max(1, len(train) // 10))
         train, val = train[:cut], train[cut:]
-    byte_lengths, val = tokenizer.byte_lengths(), val[:TESTED_TOKENS]
-    size = max(1, int(byte_lengths[val].sum()))
-    chunks = max(1, len(train) // CHUNK_TOKENS)
-    wanted = min(chunks, 1 + COUNTED_BYTES * len(val) // (size * CHUNK_TOKENS))
-    places = CHUNK_TOKENS * np.linspace(0, chunks - 1, num=wanted, dtype=int)
-    text = np.concatenate([train[place:][:CHUNK_TOKENS] for place in places]).astype(np.int64)
-    longest = int(62 / math.log2(tokenizer.vocab_size)) - 1  # contexts are 62-bit integers
-    lengths = [length for length in NGRAM_CONTEXTS if length <= max(1, longest)]
-    what = (text, val.astype(np.int64), tokenizer.vocab_size)
-    return float(min(counted_bits(*what, length) for length in lengths)) / size
+    byte_lengths = tokenizer.byte_lengths()
+    tested = sample(val, TESTED_TOKENS)
+    size = max(1, int(byte_lengths[tested].sum()))
+    text = sample(train, COUNTED_BYTES * len(tested) // size)
+    counted = counted_bits(text, tested, tokenizer.vocab_size)
+    bits = [each / size for each in islice(counted, NGRAM_LENGTHS)]
+    longer = bits[min(math.ceil(SHORT_CONTEXT * len(tested) / size), len(bits) - 1) :]
+    return float(min(bits) * (min(longer) / longer[0]) ** LONG_CONTEXT_GAIN)
+
+
+def sample(ids: Store, tokens: int) -> Ids:
+    """About `tokens` of `ids`, in chunks from all over it."""
+    chunks = max(1, -(-len(ids) // CHUNK_TOKENS))
+    places = np.linspace(0, chunks - 1, num=min(chunks, 1 + tokens // CHUNK_TOKENS), dtype=int)
+    parts = [ids[place:][:CHUNK_TOKENS] for place in CHUNK_TOKENS * places]
+    return np.concatenate(parts).astype(np.int64)
 
 
 @dataclass(frozen=True)
