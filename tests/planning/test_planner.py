@@ -187,6 +187,14 @@ def test_long_contexts_that_help_lower_the_prediction() -> None:
     assert bits < 0.8 * counted[-1] / 20_000 < 0.8 * counted[6] / 20_000
 
 
+def test_a_forecast_is_corrected_by_the_trend() -> None:
+    forecast = Forecast(2.0, 60.0, 3.0)
+    falling, flat = (forecast.correct(0.3, 2.1, slope) for slope in (-0.3, 0.0))
+    assert falling < flat < 2.1 == forecast.correct(0.999, 2.1, 0.0)
+    assert forecast.correct(0.3, 2.1, 0.5) == flat  # a rising loss does not go on rising
+    assert forecast.correct(0.3, 4.0, 0.0) == 2.0  # text made by rules
+
+
 @pytest.mark.parametrize("budget", [{"epochs": 2.0}, {"tokens": 66_666}])
 def test_epochs_and_tokens_become_steps(budget: dict[str, Any]) -> None:
     asked = TrainSettings(corpus=("a.txt",), preset="nano", **budget)
