@@ -38,16 +38,16 @@ VERY_FEW_STEPS = 50.0  # penalty below a few hundred steps, where no model has c
 # that is larger, because runs that end lower start just as high.
 CURVE_FACTOR, CURVE_EXPONENT, CURVE_BITS = 0.106, 0.4, 1.5
 
-# Corrections, fitted to the curves of 22 runs (docs/experiments.md). The trend of the loss goes on,
-# but more slowly, and the decay of the learning rate adds to it. The further the loss has to fall,
-# the more the plan counts. Text made by rules gains most from the decay, which no trend shows, so
-# until then a forecast far above the plan is ignored.
-EARLY = 0.25  # progress up to which the trend says less than the plan
-TREND, DECAYING_TREND = 0.6, 1.2  # before and during the decay
+# Corrections, fitted to the curves of 28 runs (docs/experiments.md). The trend of the loss goes on,
+# but more slowly, and the decay of the learning rate adds to it, more so after many passes. The
+# further the loss has to fall, the more the plan counts. Text made by rules gains most from the
+# decay, which no trend shows, so until then a forecast in the range TOO_HIGH is ignored.
+EARLY = 0.28  # progress up to which the trend says less than the plan
+TREND, DECAYING_TREND = 0.7, 1.2  # before and during the decay
 DECAYING = 1 - 0.85 * DECAY  # progress from which the trend shows the decay
-DECAY_GAIN = 0.06  # in logs
-FAR = 0.6  # if the loss has this far to fall, in logs, the trend and the plan count equally
-TOO_HIGH, LATE = 1.1, 1 - 0.65 * DECAY  # times the plan, ignored up to this progress
+DECAY_GAIN, DECAY_GAIN_PER_PASS = 0.03, 0.03  # in logs; the latter times log(1 + passes)
+FAR = 0.5  # if the loss has this far to fall, in logs, the trend and the plan count equally
+TOO_HIGH, LATE = (1.1, 3.0), 1 - 0.65 * DECAY  # times the plan; up to this progress
 
 
 def ngram_bits_per_byte(train: Store, val: Store, tokenizer: Tokenizer) -> float:
@@ -96,10 +96,11 @@ class Forecast:
         if progress > DECAYING:
             bits = measured * math.exp(DECAYING_TREND * trend)
         else:
-            trend = TREND * trend - DECAY_GAIN
+            trend = TREND * trend - DECAY_GAIN - DECAY_GAIN_PER_PASS * math.log1p(self.passes)
             weight = 1 / (1 + (trend / FAR) ** 2)
             bits = measured**weight * planned ** (1 - weight) * math.exp(weight * trend)
-        return planned if progress < LATE and bits > TOO_HIGH * planned else bits
+        too_high = TOO_HIGH[0] < bits / planned < TOO_HIGH[1]
+        return planned if too_high and progress < LATE else bits
 
     def at(self, steps: float, parameters: int, size: int) -> "Forecast":
         """The forecast for another number of steps, on a text of `size` bytes."""

@@ -193,6 +193,8 @@ def test_a_forecast_is_corrected_by_the_trend() -> None:
     assert falling < flat < 2.1 == forecast.correct(0.999, 2.1, 0.0)
     assert forecast.correct(0.3, 2.1, 0.5) == flat  # a rising loss does not go on rising
     assert forecast.correct(0.3, 4.0, 0.0) == 2.0  # text made by rules
+    assert forecast.correct(0.3, 9.0, 0.0) > 7.0  # the plan was wrong
+    assert forecast.correct(0.2, 9.0, 0.0) == 2.0  # too early
 
 
 @pytest.mark.parametrize("budget", [{"epochs": 2.0}, {"tokens": 66_666}])
