@@ -51,7 +51,8 @@ TOO_HIGH, LATE = (1.1, 3.0), 1 - 0.65 * DECAY  # times the plan; up to this prog
 
 
 def ngram_bits_per_byte(train: Store, val: Store, tokenizer: Tokenizer) -> float:
-    """Validation bits per byte of the best n-gram model of at most a megabyte of training text."""
+    """Validation bits per byte of the best n-gram model of at most a megabyte of training text;
+    less for text made by rules."""
     if not len(val):  # use the end of the training text instead
         cut = len(train) - min(TESTED_TOKENS, max(1, len(train) // 10))
         train, val = train[:cut], train[cut:]

@@ -164,9 +164,8 @@ def counted_bits(train: Ids, val: Ids, vocab_size: int) -> Iterator[float]:
     # Each context that occurs in `train` is a number; others are -1.
     contexts, val_contexts = (np.zeros(len(ids), dtype=np.int64) for ids in (train, val))
     for length in range(len(train)):
-        grams, places, counts = np.unique(
-            contexts * vocab_size + train[length:], return_inverse=True, return_counts=True
-        )
+        train_grams = contexts * vocab_size + train[length:]
+        grams, counts = np.unique(train_grams, return_counts=True)
         known, first = np.unique(grams // vocab_size, return_index=True)
         kinds = np.diff(np.append(first, len(grams)))  # different tokens after each context
         total = _look_up(known, np.add.reduceat(counts, first), val_contexts)
@@ -177,8 +176,8 @@ def counted_bits(train: Ids, val: Ids, vocab_size: int) -> Iterator[float]:
         mixed = (np.maximum(count - DISCOUNT, 0) + freed * shorter) / np.maximum(total, 1)
         chance[length:] = np.where(total > 0, mixed, shorter)
         yield float(-np.log2(chance).sum())
-        contexts, numbers = places[:-1], np.arange(1, len(grams) + 1)
-        val_contexts = _look_up(grams, numbers, val_grams)[:-1] - 1
+        contexts = np.searchsorted(grams, train_grams[:-1])
+        val_contexts = np.where(count > 0, np.searchsorted(grams, val_grams), -1)[:-1]
 
 
 def unlikeness(train: Any, val: Any, tokenizer: Tokenizer) -> float:
