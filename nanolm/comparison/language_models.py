@@ -10,6 +10,7 @@ import math
 import time
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +70,11 @@ def count_ngrams(
     begin, vocab_size = time.monotonic(), text.tokenizer.vocab_size
     ids, held_out = (np.asarray(part[:]).astype(np.int64) for part in (text.train, text.val))
     size = int(text.tokenizer.byte_lengths()[held_out].sum())
-    longest = min(MAX_NGRAM, int(62 / math.log2(vocab_size)))  # an n-gram fits in 64 bits
-    for length in range(longest):
-        bits = counted_bits(ids, held_out, vocab_size, length) / size
-        curve.append([time.monotonic() - begin, bits])
-        if bits > best:
+    for bits in islice(counted_bits(ids, held_out, vocab_size), MAX_NGRAM):
+        curve.append([time.monotonic() - begin, bits / size])
+        if bits / size > best:
             break
-        best = bits
+        best = bits / size
     seconds = time.monotonic() - begin
     return {"bits_per_byte": best, "seconds": seconds, "steps": len(curve), "curve": curve}
 

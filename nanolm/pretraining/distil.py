@@ -217,6 +217,11 @@ class StudentTask(NextToken):
         self.targets = ensemble.soft_targets(self.feed)
         free_memory()
 
+    def correct_forecast(self, *_: Any) -> float:
+        """A student's loss does not fall as that of other models, so the forecast is kept."""
+        assert self.forecast
+        return self.forecast.bits_per_byte
+
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         (starts,) = batch
         x = self.network.hidden_states(self.feed.ids(starts)[:, :-1])  # (batch, context, dim)

@@ -1,7 +1,9 @@
 """Language modeling as a training task: predict the next token from those before it."""
 
+import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -48,6 +50,7 @@ FINAL_SECONDS = 0.7  # to finish a run
 SAMPLE_TOKENS = 80
 SAMPLE_SHARE = 0.02  # of the training time, if it is limited; the last sample is always written
 UNPLANNED_PATIENCE = 3  # evaluations clearly worse than the best, if no number of steps was given
+WRONG_FORECAST = 0.05  # relative error from which a corrected forecast is reported
 SHIFTED_TEXT = 1.3  # times the n-gram loss of training text: the validation text differs in kind
 
 
@@ -212,7 +215,29 @@ class NextToken(Task):
             self.write(network, state.step, f": {score.bits_per_byte:.3f} bits per byte")
             self.samples += 1
             self.sample_seconds += time.monotonic() - start
-        return [latest if self.keeps_last else score.loss], as_metrics(score)
+        metrics = as_metrics(score)
+        if self.forecast and 0 < progress < 1:
+            metrics["forecast_bits_per_byte"] = self.correct_forecast(
+                state, progress, score.bits_per_byte
+            )
+        return [latest if self.keeps_last else score.loss], metrics
+
+    def correct_forecast(self, state: State, progress: float, measured: float) -> float:
+        """The final bits per byte, predicted again from those `measured` now and last time."""
+        assert self.forecast and self.job.forecast
+        run, planned, bits = self.job.run, self.job.forecast, self.forecast.bits_per_byte
+        earlier = state.scores.get("val_bits_per_byte", 0.0)
+        growth = state.step / max(1, state.step - state.evaluation_steps)
+        if 0 < earlier * measured < math.inf and growth > 1:
+            slope = math.log(measured / earlier) / math.log(growth)
+            bits = self.forecast.correct(progress, measured, slope)
+        wrong = abs(bits / planned.bits_per_byte - 1) > WRONG_FORECAST
+        if wrong and "forecast" not in state.warnings_shown:
+            state.warnings_shown.append("forecast")
+            run.update({**run.facts(), "forecast": asdict(replace(planned, corrected=bits))})
+            text = f"forecast: {bits:.3f} bits per byte instead of {planned.bits_per_byte:.3f}"
+            self.notify(Note(f"{text}, from the first {progress:.0%} of the run"))
+        return bits
 
     def full_model(self) -> Model:
         """The model; if it is sharded or has adapters, a whole copy."""

@@ -190,8 +190,10 @@ def curves(data: RunData) -> str:
 def planned(data: RunData) -> str:
     result, rows, parts = data.result, [], []
     if result and (forecast := data.facts.get("forecast")):
-        bits = forecast["bits_per_byte"], result["val_bits_per_byte"]
-        rows.append(("bits per byte", *(f"{each:.3f}" for each in bits)))
+        actual = f"{result['val_bits_per_byte']:.3f}"
+        rows.append(("bits per byte", f"{forecast['bits_per_byte']:.3f}", actual))
+        if corrected := forecast.get("corrected"):
+            rows.append(("corrected during training", f"{corrected:.3f}", actual))
     if result and (minutes := data.settings.get("minutes")):
         rows.append(("total seconds", f"{60 * minutes:,.0f}", f"{result['seconds']:,.1f}"))
     if rows:

@@ -8,7 +8,7 @@ size is chosen for the number of steps too.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -175,29 +175,36 @@ def measure_sizes(
         tokenizer = ByteLevel(merges)
         train, val = (tokenizer.encode_array("".join(texts)) for texts in (seen, held_out))
         tokens[number] = len(train) + len(val)
-        bits[number] = counted_bits(train, val, number) / size
+        *_, trigram_bits = islice(counted_bits(train, val, number), 3)
+        bits[number] = trigram_bits / size
         report("measuring vocabularies", done, len(VOCAB_SIZES))
         if bits[number] > TOLERANCE * min(bits.values()):
             break  # larger sizes get worse
     return tokens, bits
 
 
-def counted_bits(train: Ids, val: Ids, vocab_size: int, longest: int = 2) -> float:
-    """Bits of `val` when each token is predicted from the `longest` tokens before it, by counts in
-    `train`. Each count loses DISCOUNT, and that probability goes to the shorter context."""
+def counted_bits(train: Ids, val: Ids, vocab_size: int) -> Iterator[float]:
+    """Bits of `val` when each token is predicted by counts in `train`: without context, then from
+    one token before it, from two, and so on. Each count loses DISCOUNT, and that probability goes
+    to the shorter context."""
     chance = np.full(len(val), 1 / vocab_size)
-    for length in range(longest + 1):  # of the context
-        contexts, val_contexts = (_contexts(ids, length, vocab_size) for ids in (train, val))
-        grams, counts = np.unique(contexts * vocab_size + train[length:], return_counts=True)
+    # Each context that occurs in `train` is a number; others are -1.
+    contexts, val_contexts = (np.zeros(len(ids), dtype=np.int64) for ids in (train, val))
+    for length in range(len(train)):
+        train_grams = contexts * vocab_size + train[length:]
+        grams, counts = np.unique(train_grams, return_counts=True)
         known, first = np.unique(grams // vocab_size, return_index=True)
         kinds = np.diff(np.append(first, len(grams)))  # different tokens after each context
         total = _look_up(known, np.add.reduceat(counts, first), val_contexts)
         freed = DISCOUNT * _look_up(known, kinds, val_contexts)
-        count = _look_up(grams, counts, val_contexts * vocab_size + val[length:])
+        val_grams = val_contexts * vocab_size + val[length:]
+        count = _look_up(grams, counts, val_grams)
         shorter = chance[length:]
         mixed = (np.maximum(count - DISCOUNT, 0) + freed * shorter) / np.maximum(total, 1)
         chance[length:] = np.where(total > 0, mixed, shorter)
-    return float(-np.log2(chance).sum())
+        yield float(-np.log2(chance).sum())
+        contexts = np.searchsorted(grams, train_grams[:-1])
+        val_contexts = np.where(count > 0, np.searchsorted(grams, val_grams), -1)[:-1]
 
 
 def unlikeness(train: Any, val: Any, tokenizer: Tokenizer) -> float:
@@ -213,20 +220,12 @@ def unlikeness(train: Any, val: Any, tokenizer: Tokenizer) -> float:
     sizes = tokenizer.byte_lengths()
 
     def bits_per_byte(ids: Ids) -> float:
-        bits = counted_bits(rest.astype(np.int64), ids, tokenizer.vocab_size, 1)
+        _, bits = islice(counted_bits(rest.astype(np.int64), ids, tokenizer.vocab_size), 2)
         return bits / max(1, int(sizes[ids].sum()))
 
     spread = np.linspace(0, len(val) - size, SHIFT_PLACES, dtype=int)
     others = np.concatenate([val[start : start + size] for start in spread]).astype(np.int64)
     return round(bits_per_byte(others) / max(bits_per_byte(own), 1e-9), 3)
-
-
-def _contexts(ids: Ids, length: int, vocab_size: int) -> npt.NDArray[np.int64]:
-    """For each token after the first `length`, the `length` tokens before it as one number."""
-    numbers = np.zeros(len(ids) - length, dtype=np.int64)
-    for place in range(length):
-        numbers = numbers * vocab_size + ids[place : place + len(numbers)]
-    return numbers
 
 
 def _look_up(keys: Any, values: Any, wanted: Any) -> npt.NDArray[np.int64]:

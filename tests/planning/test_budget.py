@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from conftest import TINY_MODEL, Cli
+from faults import Killed, before_step, kill
+from journeys import lines, same
 
 import nanolm
 from nanolm.planning import sizes
@@ -20,6 +22,7 @@ from nanolm.pretraining import prepare
 from nanolm.pretraining import train as pretraining
 from nanolm.pretraining.extend import extend
 from nanolm.report.run_data import list_runs
+from nanolm.runs.folder import Run
 from nanolm.text import store
 from nanolm.training.budget import MIN_STEPS, Budget
 from nanolm.training.events import Note, Preparing
@@ -185,6 +188,39 @@ def test_fewer_steps_than_planned_are_reported_with_a_new_prediction(
     nanolm.train(text, out=tmp_path / "run", minutes=0.05, notify=seen.append, **SMALL)
     notes = [str(event) for event in seen if isinstance(event, Note)]
     assert any("steps instead of 1,000,000: " in note for note in notes)
+
+
+def test_a_wrong_forecast_is_corrected_once_also_after_a_kill(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_for: Callable[..., Any] = prepare.plan_for
+
+    def wrong(*rest: Any) -> Any:
+        plan = plan_for(*rest)
+        plan.forecast = Forecast(5.0, None, passes=1.0, steps=60)
+        return plan
+
+    monkeypatch.setattr(prepare, "plan_for", wrong)
+    whole, killed, seen = tmp_path / "whole", tmp_path / "killed", list[object]()
+    how = {**SMALL, "steps": 60, "evaluations": 6, "device": "cpu"}
+    result = nanolm.train(text, out=whole, notify=seen.append, **how)
+    forecast = Run(whole).facts()["forecast"]
+    assert forecast["corrected"] < forecast["bits_per_byte"] == 5.0
+    notes = [str(event) for event in seen if "forecast: " in str(event)]
+    expected = f"{forecast['corrected']:.3f} bits per byte instead of 5.000"
+    assert len(notes) == 1 and expected in notes[0] and "33%" in notes[0]
+    corrected = [line.get("forecast_bits_per_byte") for line in lines(whole) if "val_loss" in line]
+    assert corrected[:2] == [5.0, forecast["corrected"]] and corrected[-1] is None
+    assert corrected[-2] == pytest.approx(result.val_bits_per_byte, rel=0.1)
+    assert "corrected during training" in (whole / "report.html").read_text()
+
+    with monkeypatch.context() as patch:
+        before_step(patch, 25, kill)
+        with pytest.raises(Killed):
+            nanolm.train(text, out=killed, **how)
+    nanolm.train(text, out=killed, **how)
+    assert same(killed, whole)
+    assert Run(killed).facts()["forecast"] == forecast
 
 
 def test_fewer_steps_predict_a_higher_loss() -> None:

@@ -4,8 +4,10 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,8 +18,10 @@ from nanolm.model.device import choose_device, choose_dtype
 from nanolm.model.size import non_embedding_parameters
 from nanolm.planning import recipe, sizes
 from nanolm.planning.planner import make_plan
-from nanolm.planning.scaling_law import Forecast, Law
+from nanolm.planning.scaling_law import Forecast, Law, ngram_bits_per_byte
 from nanolm.planning.sizes import TextStats, model_config
+from nanolm.text.tokenizer import ByteLevel
+from nanolm.text.vocabulary import counted_bits
 from nanolm.training.settings import TrainSettings
 
 OPEN = TrainSettings(corpus=("a.txt",), device="cpu")
@@ -197,6 +201,36 @@ def test_a_text_shorter_than_the_context() -> None:
     plan = make_plan(OPEN, a_text(20, tokens=12))
     assert plan.settings.context == 11
     assert any("only 12 training tokens" in choice.reason for choice in plan.choices)
+
+
+def test_the_ngram_bits_are_those_of_the_whole_text() -> None:
+    dice = np.random.default_rng(5)
+    train, val = (
+        np.concatenate([dice.integers(32, 34, size), dice.integers(32, 96, size)]).astype(np.uint16)
+        for size in (100_000, 60_000)
+    )
+    assert 3 < ngram_bits_per_byte(train, val, ByteLevel([])) < 5  # 1 and 6 for the halves alone
+
+
+def test_long_contexts_that_help_lower_the_prediction() -> None:
+    """Sentences of a grammar, whose next byte depends on the beginning of the sentence."""
+    dice = np.random.default_rng(5)
+    starts = dice.integers(65, 91, (8_000, 1))
+    sentences = np.hstack([starts, np.full((8_000, 7), 32), starts, np.full((8_000, 1), 10)])
+    ids = sentences.ravel().astype(np.uint16)
+    counted = list(islice(counted_bits(ids, ids[:20_000], 258), 9))
+    bits = ngram_bits_per_byte(ids, ids[:20_000], ByteLevel([]))
+    assert bits < 0.8 * counted[-1] / 20_000 < 0.8 * counted[6] / 20_000
+
+
+def test_a_forecast_is_corrected_by_the_trend() -> None:
+    forecast = Forecast(2.0, 60.0, 3.0)
+    falling, flat = (forecast.correct(0.3, 2.1, slope) for slope in (-0.3, 0.0))
+    assert falling < flat < 2.1 == forecast.correct(0.999, 2.1, 0.0)
+    assert forecast.correct(0.3, 2.1, 0.5) == flat  # a rising loss does not go on rising
+    assert forecast.correct(0.3, 4.0, 0.0) == 2.0  # text made by rules
+    assert forecast.correct(0.3, 9.0, 0.0) > 7.0  # the plan was wrong
+    assert forecast.correct(0.2, 9.0, 0.0) == 2.0  # too early
 
 
 @pytest.mark.parametrize("budget", [{"epochs": 2.0}, {"tokens": 66_666}])
