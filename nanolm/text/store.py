@@ -30,10 +30,10 @@ from nanolm.formats import counted, listed
 from nanolm.machine import available_threads, cache_folder
 from nanolm.text.corpus import Corpus, read_corpus
 from nanolm.text.decoding import Reading
-from nanolm.text.documents import corpus_format, plain_json
+from nanolm.text.documents import TABLES, corpus_format, plain_json
 from nanolm.text.encoding import dropped_characters, encode_part, token_type
 from nanolm.text.partial import take_part, text_size
-from nanolm.text.source import blamed_on
+from nanolm.text.source import TextSource, blamed_on
 from nanolm.text.sources import Sources, find_sources, skipped_files
 from nanolm.text.split import TO_CHOOSE_BY, at_the_end, spread, take_out
 from nanolm.text.tokenizer import ByteLevel, Tokenizer
@@ -50,6 +50,7 @@ KEY_LENGTH = 32
 KEEP_DAYS = 30  # prepared texts are removed when unused for this long
 PROBE_BYTES = 65_536  # sample to estimate how long preparing a text takes,
 PROBE_VOCAB = 512  # with a small vocabulary
+LEAST_LOWERCASE = 10_000  # characters that say whether a table is in lowercase
 LEAST_PART = 1_000_000  # bytes: this takes about a second, and smaller texts are used whole
 MEASURED_CHOICES = (MEASURED_BYTES, 1_000_000, 250_000)  # bytes to measure vocabulary sizes on
 MEASURING_COST = 2.5  # of measuring, relative to preparing the same bytes
@@ -71,6 +72,7 @@ class TextRequest:
     most_doublings: int | None = None  # of the vocabulary, if the text is too long for the time
     measured: int = MEASURED_BYTES  # bytes to measure vocabulary sizes on; 0: no time for that
     max_bytes: int | None = None  # of text; only part of a larger one is used
+    lowercase: bool | None = False  # convert the text; None: chosen
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,15 @@ def prepare_tokens(
     sources = take_part(sources, request.reading, request.max_bytes)
     if validation is not None:
         validation = take_part(validation, request.reading, request.max_bytes)
+    table = lowercase_table(request, sources, cache) if request.lowercase is None else None
+    if request.lowercase is None:
+        request = replace(request, lowercase=table is not None)
     prepared = _prepared(request, (sources, validation), cache, report, note)
     if prepared.dropped:
         note(prepared.dropped)
+    if table:
+        reason = f"{table} has no capital letters; --no-lowercase keeps those of the other texts"
+        prepared.choices.insert(0, Choice("lowercase", "on", reason))
     if request.max_bytes:
         prepared.choices.insert(0, part_used(sources, total, by_time))
     return replace(prepared, max_bytes=request.max_bytes, total=total)
@@ -155,6 +163,26 @@ def _seconds_a_byte(request: TextRequest, sources: Sources, cache: Path) -> floa
             for part in corpus.parts(whole=not tokenizer.cuttable):
                 encode_part(tokenizer, corpus.read(*part))
             return (time.monotonic() - start) / corpus.length
+    except (NanolmError, OSError):
+        return None  # preparing all of it will report the problem
+
+
+def lowercase_table(request: TextRequest, sources: Sources, cache: Path) -> str | None:
+    """The name of the first file if it is a table of texts in lowercase, such as labeled phrases,
+    while the other files have capital letters."""
+    first, others = sources.files[:1], sources.files[1:]
+    if not others or request.tokenizer not in (None, "bpe") or first[0].suffix not in TABLES:
+        return None
+
+    def sample(some: list[TextSource]) -> str:
+        part = take_part(replace(sources, files=some), request.reading, PROBE_BYTES)
+        with read_corpus(part, request.reading, cache) as corpus:
+            return corpus.read(0, corpus.length).replace(MARK, b" ").decode()
+
+    try:
+        text = sample(first)
+        found = len(text) >= LEAST_LOWERCASE and text.islower() and not sample(others).islower()
+        return first[0].name if found else None
     except (NanolmError, OSError):
         return None  # preparing all of it will report the problem
 
@@ -254,7 +282,7 @@ def _key(
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
     sources, validation = texts
-    corpus = identity(sources)
+    corpus = identity(sources) + (" lowercase" if request.lowercase else "")
     held_out = identity(validation) if validation else f"{corpus} {request.val_fraction!r}"
     if validation is None and request.val_split != "end":  # the only split in 0.1.0
         held_out += f" {request.val_split}"
@@ -275,7 +303,8 @@ def _key(
 def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, report: Report) -> None:
     sources, validation = texts
     with contextlib.ExitStack() as stack:
-        corpus = stack.enter_context(read_corpus(sources, request.reading, cache, report))
+        how = (request.reading, cache, report, bool(request.lowercase))
+        corpus = stack.enter_context(read_corpus(sources, *how))
         choices: list[Choice] = []
         if validation is None:
             choose = at_the_end if request.val_split == "end" else spread
@@ -292,7 +321,7 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
             choices.append(Choice("validation set", share, reason))
             val = stack.enter_context(take_out(corpus, held_out.ranges, cache))
         else:
-            val = stack.enter_context(read_corpus(validation, request.reading, cache, report))
+            val = stack.enter_context(read_corpus(validation, *how))
         start = (val if val.length else corpus).read(0, 400).strip(MARK).strip()
         if not start or corpus.size < LEAST_TO_TRAIN_ON:
             few = f"{counted(corpus.size, 'byte')} of text is too little to train on"
@@ -301,7 +330,7 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
         tokenizer = request.tokenizer
         if not isinstance(tokenizer, Tokenizer):
             sizes = (request.vocab_size, report, request.most_doublings, request.measured)
-            tokenizer, chosen = make_tokenizer(corpus, tokenizer, *sizes)
+            tokenizer, chosen = make_tokenizer(corpus, tokenizer, *sizes, how[-1])
             choices += chosen
         (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
         encode_corpus(corpus, tokenizer, folder / "train.bin", report)

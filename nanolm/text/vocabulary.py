@@ -42,8 +42,10 @@ def make_tokenizer(
     report: Report,
     most_doublings: int | None = None,
     measured: int = MEASURED_BYTES,
+    lowercase: bool = False,
 ) -> tuple[Tokenizer, list[Choice]]:
-    """Train a tokenizer on the corpus; arguments that are None are chosen."""
+    """Train a tokenizer on the corpus, which `lowercase` says is in lowercase; arguments that are
+    None are chosen."""
     choices = []
     if kind is None:
         kind = "bpe"
@@ -63,7 +65,7 @@ def make_tokenizer(
         choices.append(choice)
     words = count_corpus(corpus, available_threads(), report)
     merges = learn(words, vocab_size and vocab_size - SPECIAL, partial(report, "learning merges"))
-    return ByteLevel(merges), choices
+    return ByteLevel(merges, lowercase), choices
 
 
 def choose_vocabulary(
