@@ -48,6 +48,7 @@ from nanolm.training.trainer import Trainer
 
 MISTAKES_FILE, TEST_MISTAKES_FILE = "mistakes.csv", "test_mistakes.csv"  # in the run folder
 VOCABULARY = 4096  # vocabulary size for more than a few kB of text
+MOST_WORDS = 12_288  # vocabulary size of a small model with many labeled texts
 
 
 @dataclass(frozen=True)
@@ -157,10 +158,14 @@ def prepare(
     if recipe.wants_teacher(settings, parameters, lengths):
         progress("fitting a linear n-gram model", 0, 0)
         teacher = Teacher.fit(split.train, len(split.labels), settings.seed)
-    if language_model and wants_words(settings, tokenizer, teacher, start.fresh):
+    size = None
+    if language_model and (start.fresh or settings.vocab_size):
+        small = recipe.is_small(settings, parameters)
+        size = extended_size(settings, tokenizer, teacher, len(texts) if small else 0)
+    if size:
         assert isinstance(tokenizer, ByteLevel) and config
         known = tokenizer
-        tokenizer = known.extended(texts, settings.vocab_size or VOCABULARY)
+        tokenizer = known.extended(texts, size)
         parts = tokenizer.parts(known)  # the model's tokens that each token consists of
         added = tokenizer.vocab_size - known.vocab_size
         lengths = [len(tokenizer.encode_prompt(text)) for text in texts]
@@ -203,20 +208,23 @@ def prepare(
     return task
 
 
-def wants_words(
-    settings: FinetuneSettings, tokenizer: Tokenizer, teacher: Teacher | None, fresh: bool
-) -> bool:
-    """Whether to extend the model's vocabulary with words from the labeled texts: on request, or
-    when distilling an n-gram model, which is hard to learn from short tokens."""
+def extended_size(
+    settings: FinetuneSettings, tokenizer: Tokenizer, teacher: Teacher | None, count: int
+) -> int | None:
+    """The size to which the model's vocabulary is extended with words from the labeled texts, on
+    request or by default; None if it is not. A small model learns little more than which words it
+    sees, and that is hard to learn from short tokens. So words are added when it distills an n-gram
+    model, or when it has many texts (`count`, 0 for a large model)."""
     size, known = settings.vocab_size, tokenizer.vocab_size
     if size is not None:
         if not isinstance(tokenizer, ByteLevel) or size < known:
             has = f"{settings.start_from} has a vocabulary of {known:,} tokens"
             which = "only nanolm's own BPE tokenizers can be extended, and only to a larger size"
             raise UsageError(f"--vocab-size {size}: {has}; {which}")
-        return size > known
+        return size if size > known else None
     distilled = teacher is not None and (settings.distill or teacher.weight()) > 0
-    return fresh and distilled and isinstance(tokenizer, ByteLevel) and known < VOCABULARY
+    size = MOST_WORDS if count >= recipe.FEW_TEXTS else VOCABULARY if distilled else 0
+    return size if isinstance(tokenizer, ByteLevel) and known < size else None
 
 
 def choose_tokenizer(

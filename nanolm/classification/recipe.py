@@ -37,7 +37,12 @@ def wants_teacher(settings: FinetuneSettings, parameters: int, lengths: list[int
     if settings.distill is not None:
         return settings.distill > 0
     few = FEWEST_TEXTS <= len(lengths) <= MOST_TEXTS and sum(lengths) < DISTILLED_TOKENS
-    return few and parameters < DISTILLED_PARAMETERS and settings.train in (None, "all")
+    return few and is_small(settings, parameters)
+
+
+def is_small(settings: FinetuneSettings, parameters: int) -> bool:
+    """Whether all of a model is trained, and labeled texts teach it more than it knows."""
+    return parameters < DISTILLED_PARAMETERS and settings.train in (None, "all")
 
 
 def choose_settings(
@@ -105,7 +110,7 @@ def choose_settings(
     choose("lr", *learning_rate(chosen.settings, base, dim, count))
     if small and trains_all and count < FEW_TEXTS and not distill:
         choose("language_loss", 0.5, f"with only {count:,} texts, an auxiliary LM loss helps")
-    if base is not None and trains_all and not distill:
+    if base is not None and trains_all and not distill and not settings.vocab_size:
         choose("layer_decay", 0.8, "layers near the input need less fine-tuning")
     fill(dropout=0.1 if trains_all and base is not None and small else 0.0, layer_decay=1.0)
     fill(weight_decay=0.1 if base is None else 0.01, average=0.0, language_loss=0.0, distill=0.0)

@@ -44,6 +44,8 @@ TABLE: Table = {
         "tokenizer": "Train one (bpe, char or byte) or reuse one (gpt2, cl100k, o200k or a path).  "
         "[default: bpe]",
         "vocab_size": "Vocabulary size of a bpe tokenizer.  [default: chosen for the text]",
+        "lowercase": "Convert all text to lowercase.  [default: if CORPUS starts with a table of "
+        "texts in lowercase]",
     },
     "Model": {
         "preset": "Model size, nano to gpt2-xl; see `nanolm train --list-presets`.  "
@@ -121,8 +123,8 @@ OVERRIDES = {
     **{name: tuple(other for other in BUDGETS if other != name) for name in BUDGETS},
     "preset": (*SIZES, *SIZED),
     "family": ("start_from", "kv_heads", "hidden", *SWITCHES),
-    "start_from": (*ARCHITECTURE, *SIZED, "tokenizer", "vocab_size", "adapter"),
-    "tokenizer": ("vocab_size",),
+    "start_from": (*ARCHITECTURE, *SIZED, "tokenizer", "vocab_size", "lowercase", "adapter"),
+    "tokenizer": ("vocab_size", "lowercase"),
 }
 
 TEXTS = [

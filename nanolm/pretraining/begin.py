@@ -130,10 +130,12 @@ class RunStart(Generic[S]):
 
 
 def saved_settings(run: Run, kind: type[S]) -> S:
-    # Runs of 0.1.0 held out the end of the text, without a setting for it.
-    missing = {"val_split": "end"} if issubclass(kind, TrainSettings) else {}
+    # Runs of 0.1.0 held out the end of the text, without a setting for it, and kept its capitals.
+    saved, missing = run.settings(), {}
+    if issubclass(kind, TrainSettings):
+        missing = {"val_split": "end"} | ({} if "start_from" in saved else {"lowercase": False})
     try:
-        settings = kind.from_dict({**missing, **run.settings()})
+        settings = kind.from_dict({**missing, **saved})
         settings.check()
     except UsageError as error:
         raise DataError(f"{run.config_file} cannot be used: {error}") from None

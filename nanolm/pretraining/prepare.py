@@ -34,7 +34,7 @@ from nanolm.pretraining.begin import RunStart, check_context, reports
 from nanolm.runs.folder import Run, find_adapter, find_or_download, find_tokenizer, model_tokenizer
 from nanolm.text import TRAINABLE, mix
 from nanolm.text.store import Prepared, TextRequest, open_tokens, prepare_tokens
-from nanolm.text.tokenizer import Tokenizer
+from nanolm.text.tokenizer import ByteLevel, Tokenizer
 from nanolm.text.vocabulary import doublings
 from nanolm.training.events import Notify
 from nanolm.training.settings import DEFAULT_SPLIT, TrainSettings
@@ -133,6 +133,7 @@ def prepare_text(
         most_doublings=doublings(budget * READ_BYTES_PER_SECOND) if budget and on_cpu else None,
         costly_vocab=COSTLY_VOCAB if on_cpu else None,
         max_bytes=settings.max_bytes,
+        lowercase=settings.lowercase,
     )
     return prepare_tokens(request, progress, note, until=until)
 
@@ -161,8 +162,9 @@ def plan_for(
     given = load_config(base) if base else None
     plan = make_plan(settings, stats, given, elapsed, reports(notify)[1], processes)
     plan.fill(val_split=DEFAULT_SPLIT, tokenizer=None if given else tokenizer.kind)
-    if plan.settings.tokenizer == "bpe":
-        plan.settings = replace(plan.settings, vocab_size=tokenizer.vocab_size)
+    if plan.settings.tokenizer == "bpe" and isinstance(tokenizer, ByteLevel):
+        vocab_size, lowercase = tokenizer.vocab_size, tokenizer.lowercase
+        plan.settings = replace(plan.settings, vocab_size=vocab_size, lowercase=lowercase)
     plan.settings = replace(plan.settings, max_bytes=text.max_bytes)
     plan.choices[:0] = [*text.choices, *part_choices(text.parts, plan)]
     return plan

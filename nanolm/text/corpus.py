@@ -26,7 +26,7 @@ from nanolm.text.decoding import Reading
 from nanolm.text.documents import TextBlocks, documents
 from nanolm.text.source import READ_BYTES, TextSource
 from nanolm.text.sources import Sources, raise_all
-from nanolm.text.words import MARK
+from nanolm.text.words import MARK, lowered
 from nanolm.text.workers import HAS_PREAD, Range
 
 PART_BYTES = 1 << 16  # encoded at once; larger parts fragment the heap
@@ -145,10 +145,14 @@ class Corpus:
 
 
 def read_corpus(
-    sources: Sources, reading: Reading, folder: Path, report: Report = lambda *_: None
+    sources: Sources,
+    reading: Reading,
+    folder: Path,
+    report: Report = lambda *_: None,
+    lowercase: bool = False,
 ) -> Corpus:
     """Read every source; `folder` takes a temporary copy of the text."""
-    corpus, problems = read_with_problems(sources, reading, folder, report)
+    corpus, problems = read_with_problems(sources, reading, folder, report, lowercase)
     raise_all(problems)
     if not corpus.documents:
         names = listed([source.name for source in sources.files], 5)
@@ -157,7 +161,7 @@ def read_corpus(
 
 
 def read_with_problems(
-    sources: Sources, reading: Reading, folder: Path, report: Report
+    sources: Sources, reading: Reading, folder: Path, report: Report, lowercase: bool = False
 ) -> tuple[Corpus, list[NanolmError]]:
     """The documents, and the problems with files that could not be read completely."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +173,7 @@ def read_with_problems(
     for source in sources.files:
         whole = corpus.length, corpus.documents
         try:
-            for more in _copy(source, reading, corpus, limit):
+            for more in _copy(source, reading, corpus, limit, lowercase):
                 report("reading", done + more, total)
             done += source.size()
             report("reading", done, total)
@@ -213,7 +217,7 @@ def thinned(blocks: TextBlocks, every: int, limit: int | None) -> TextBlocks:
 
 
 def _copy(
-    source: TextSource, reading: Reading, corpus: Corpus, limit: ExpansionLimit
+    source: TextSource, reading: Reading, corpus: Corpus, limit: ExpansionLimit, lowercase: bool
 ) -> Iterator[int]:
     """Copy the documents of a file; yields the progress in bytes now and then."""
     stamp = source.stamp()
@@ -232,7 +236,7 @@ def _copy(
             corpus.length += 1
             begun = True
         try:
-            data = text.encode()
+            data = (lowered(text) if lowercase else text).encode()
         except UnicodeEncodeError as error:
             where = f"after {text[max(0, error.start - 20) : error.start]!r}; fix that text"
             raise DataError(f"{source.name}: lone surrogate (half a character) {where}") from None

@@ -16,6 +16,7 @@ _UNSET = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suff
 _OFF = ("fuse_unk", "byte_fallback", "ignore_merges")
 BPE_MODEL: dict[str, Any] = {"type": "BPE", **dict.fromkeys(_UNSET), **dict.fromkeys(_OFF, False)}
 ISOLATED = {"behavior": "Isolated", "invert": False}
+LOWERCASE = {"type": "Lowercase"}
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
 
 
@@ -25,6 +26,7 @@ def byte_level_json(
     pattern: str,
     special: dict[int, str],
     ignore_merges: bool = False,  # whether a word that is a token is not merged from others
+    normalizer: dict[str, str] | None = None,
 ) -> str:
     """tokenizer.json for byte-level BPE: split by `pattern`, then apply `merges` in order."""
     spelled = {id: spell(token) for id, token in enumerate(tokens) if token}
@@ -34,6 +36,7 @@ def byte_level_json(
     vocabulary = {token: id for id, token in spelled.items()}
     pairs = [[spelled[left], spelled[right]] for left, right in merges]
     parts = {
+        "normalizer": normalizer,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
         "decoder": byte_level,
         "model": {**model, "vocab": vocabulary, "merges": pairs},

@@ -31,10 +31,10 @@ from nanolm.machine import available_threads, cache_folder
 from nanolm.text import mix
 from nanolm.text.corpus import Corpus, read_corpus
 from nanolm.text.decoding import Reading
-from nanolm.text.documents import corpus_format, plain_json
+from nanolm.text.documents import TABLES, corpus_format, plain_json
 from nanolm.text.encoding import dropped_characters, encode_part, token_type
 from nanolm.text.partial import take_part, text_size
-from nanolm.text.source import blamed_on
+from nanolm.text.source import TextSource, blamed_on
 from nanolm.text.sources import Sources, find_sources, raise_all, skipped_files
 from nanolm.text.split import TO_CHOOSE_BY, HeldOut, at_the_end, concatenated, spread, take_out
 from nanolm.text.tokenizer import ByteLevel, Tokenizer
@@ -51,6 +51,7 @@ KEY_LENGTH = 32
 KEEP_DAYS = 30  # prepared texts are removed when unused for this long
 PROBE_BYTES = 65_536  # sample to estimate how long preparing a text takes,
 PROBE_VOCAB = 512  # with a small vocabulary
+LEAST_LOWERCASE = 10_000  # characters that say whether a table is in lowercase
 LEAST_PART = 1_000_000  # bytes: this takes about a second, and smaller texts are used whole
 MEASURED_CHOICES = (MEASURED_BYTES, 1_000_000, 250_000)  # bytes to measure vocabulary sizes on
 MEASURING_COST = 2.5  # of measuring, relative to preparing the same bytes
@@ -74,6 +75,7 @@ class TextRequest:
     measured: int = MEASURED_BYTES  # bytes to measure vocabulary sizes on; 0: no time for that
     costly_vocab: int | None = None  # whose last layer takes as long as all others, on a CPU
     max_bytes: int | None = None  # of text; only part of a larger one is used
+    lowercase: bool | None = False  # convert the text; None: chosen
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,15 @@ def prepare_tokens(
     parts = [take_part(part, request.reading, limit) for part, limit in limited]
     if validation is not None:
         validation = take_part(validation, request.reading, request.max_bytes)
+    table = lowercase_table(request, _all(parts), cache) if request.lowercase is None else None
+    if request.lowercase is None:
+        request = replace(request, lowercase=table is not None)
     prepared = _prepared(request, (parts, validation), cache, report, note)
     if prepared.dropped:
         note(prepared.dropped)
+    if table:
+        reason = f"{table} has no capital letters; --no-lowercase keeps those of the other texts"
+        prepared.choices.insert(0, Choice("lowercase", "on", reason))
     if request.max_bytes:
         prepared.choices.insert(0, part_used(_all(parts), total, by_time))
     return replace(prepared, max_bytes=request.max_bytes, total=total)
@@ -172,6 +180,26 @@ def _seconds_a_byte(request: TextRequest, sources: Sources, cache: Path) -> floa
             for part in corpus.parts(whole=not tokenizer.cuttable):
                 encode_part(tokenizer, corpus.read(*part))
             return (time.monotonic() - start) / corpus.length
+    except (NanolmError, OSError):
+        return None  # preparing all of it will report the problem
+
+
+def lowercase_table(request: TextRequest, sources: Sources, cache: Path) -> str | None:
+    """The name of the first file if it is a table of texts in lowercase, such as labeled phrases,
+    while the other files have capital letters."""
+    first, others = sources.files[:1], sources.files[1:]
+    if not others or request.tokenizer not in (None, "bpe") or first[0].suffix not in TABLES:
+        return None
+
+    def sample(some: list[TextSource]) -> str:
+        part = take_part(replace(sources, files=some), request.reading, PROBE_BYTES)
+        with read_corpus(part, request.reading, cache) as corpus:
+            return corpus.read(0, corpus.length).replace(MARK, b" ").decode()
+
+    try:
+        text = sample(first)
+        found = len(text) >= LEAST_LOWERCASE and text.islower() and not sample(others).islower()
+        return first[0].name if found else None
     except (NanolmError, OSError):
         return None  # preparing all of it will report the problem
 
@@ -285,6 +313,7 @@ def _key(
     corpus = identities[0]
     if weights:
         corpus = hashlib.sha256(json.dumps(identities).encode()).hexdigest()
+    corpus += " lowercase" if request.lowercase else ""
     held_out = identity(validation) if validation else f"{corpus} {request.val_fraction!r}"
     if validation is None and request.val_split != "end":  # the only split in 0.1.0
         held_out += f" {request.val_split}"
@@ -308,9 +337,10 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
     training, validation = texts
     weights = mix.weights(request.corpus)
     with contextlib.ExitStack() as stack:
+        how = (request.reading, cache, report, bool(request.lowercase))
 
         def opened(sources: Sources) -> Corpus:
-            return stack.enter_context(read_corpus(sources, request.reading, cache, report))
+            return stack.enter_context(read_corpus(sources, *how))
 
         parts = [opened(each) for each in training]
         choices: list[Choice] = []
@@ -338,7 +368,7 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
             sizes = (request.vocab_size, report, *vocabulary)
             corpus = stack.enter_context(concatenated(parts, cache)) if weights else parts[0]
             weighted = [*zip(parts, weights, strict=True)] if weights else []
-            tokenizer, chosen = make_tokenizer(corpus, tokenizer, *sizes, weighted)
+            tokenizer, chosen = make_tokenizer(corpus, tokenizer, *sizes, weighted, how[-1])
             choices += chosen
         (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
         counts = []

@@ -25,12 +25,13 @@ from nanolm.errors import DataError
 from nanolm.text.bpe import Pair, learn
 from nanolm.text.saving import (
     BPE_MODEL,
+    LOWERCASE,
     byte_level_json,
     tokenizer_config,
     tokenizer_json,
     with_end,
 )
-from nanolm.text.words import SPLIT, count_words
+from nanolm.text.words import SPLIT, count_words, lowered
 
 END_OF_TEXT = "<|endoftext|>"  # before every document; also the start of an empty prompt
 PADDING = "<|padding|>"
@@ -184,21 +185,24 @@ class Tiktoken(Tokenizer):
 
 
 class ByteLevel(Tiktoken):
-    """Byte-pair encoding over UTF-8 bytes, trained by nanolm; without merges, plain bytes."""
+    """Byte-pair encoding over UTF-8 bytes, trained by nanolm; without merges, plain bytes. With
+    `lowercase`, capital letters become small ones first."""
 
     pattern = SPLIT
 
-    def __init__(self, merges: list[Pair]) -> None:
+    def __init__(self, merges: list[Pair], lowercase: bool = False) -> None:
         tokens = [bytes([byte]) for byte in range(256)]
         for left, right in merges:
             tokens.append(tokens[left] + tokens[right])
         super().__init__([*tokens, b"", b""], len(tokens), len(tokens) + 1)
         self.kind = "bpe" if merges else "byte"
-        self.merges = merges
+        self.merges, self.lowercase = merges, lowercase
 
     def extended(self, texts: Iterable[str], vocab_size: int) -> "ByteLevel":
         """This tokenizer with more merges, learned from `texts`. Existing tokens keep their ids."""
-        return ByteLevel(learn(count_words(texts), vocab_size - SPECIAL, known=self.merges))
+        texts = map(lowered, texts) if self.lowercase else texts
+        merges = learn(count_words(texts), vocab_size - SPECIAL, known=self.merges)
+        return ByteLevel(merges, self.lowercase)
 
     def parts(self, smaller: "ByteLevel") -> list[list[int]]:
         """For each token, the ids it consists of in `smaller`, the tokenizer this one extends."""
@@ -207,13 +211,18 @@ class ByteLevel(Tiktoken):
             parts.append(parts[left] + parts[right])
         return [*parts, [smaller.end_of_text], [smaller.padding]]
 
+    def fingerprint(self) -> str:
+        return super().fingerprint() + (" lowercase" if self.lowercase else "")
+
     def encode_array(self, text: str) -> Ids:
+        text = lowered(text) if self.lowercase else text
         if not self.merges:
             return np.frombuffer(utf8(text), dtype=np.uint8)
         return super().encode_array(text)
 
     def to_json(self) -> str:
-        return byte_level_json(self.tokens, self.merges, SPLIT, self.special)
+        normalizer = LOWERCASE if self.lowercase else None
+        return byte_level_json(self.tokens, self.merges, SPLIT, self.special, normalizer=normalizer)
 
 
 class Characters(Tokenizer):
@@ -259,12 +268,14 @@ def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int | None = No
 def own_tokenizer(text: str) -> Tokenizer | None:
     """The tokenizer of a tokenizer.json written by nanolm; None if it was not."""
     try:
-        model = json.loads(text)["model"]
+        whole = json.loads(text)
+        model = whole["model"]
         vocab: dict[str, int] = model["vocab"]
         if model["byte_fallback"] and not model["merges"]:
             tokenizer: Tokenizer = Characters(list(vocab)[256:])
         else:
-            tokenizer = ByteLevel([(vocab[left], vocab[right]) for left, right in model["merges"]])
+            merges = [(vocab[left], vocab[right]) for left, right in model["merges"]]
+            tokenizer = ByteLevel(merges, whole["normalizer"] == LOWERCASE)
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
     ours = tokenizer.to_json() == text or tokenizer.with_end() == text

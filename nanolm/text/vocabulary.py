@@ -47,9 +47,11 @@ def make_tokenizer(
     measured: int = MEASURED_BYTES,
     costly: int | None = None,
     mix: Sequence[tuple[Corpus, float]] = (),
+    lowercase: bool = False,
 ) -> tuple[Tokenizer, list[Choice]]:
-    """Train a tokenizer on the corpus; arguments that are None are chosen. With `mix`, the parts of
-    the corpus and their weights, merges follow the weights."""
+    """Train a tokenizer on the corpus, which `lowercase` says is in lowercase; arguments that are
+    None are chosen. With `mix`, the parts of the corpus and their weights, merges follow the
+    weights."""
     choices = []
     if kind is None:
         kind = "bpe"
@@ -69,7 +71,7 @@ def make_tokenizer(
         choices.append(choice)
     words = count_mix(mix, report) if mix else count_corpus(corpus, available_threads(), report)
     merges = learn(words, vocab_size and vocab_size - SPECIAL, partial(report, "learning merges"))
-    return ByteLevel(merges), choices
+    return ByteLevel(merges, lowercase), choices
 
 
 def choose_vocabulary(

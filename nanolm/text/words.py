@@ -27,6 +27,11 @@ MOST_CHUNKS = 300_000  # limits memory if nearly all are distinct
 LONGEST_WORD = 1_000  # characters; a longer word (text without spaces) is counted in pieces
 
 
+def lowered(text: str) -> str:
+    """In lowercase, character by character like `tokenizers`: str.lower() has a final sigma."""
+    return text.replace("\u03a3", "\u03c3").lower()
+
+
 def count_words(texts: Iterable[str]) -> Counter[bytes]:
     """The count of each word, as UTF-8; `SPLIT` defines the words."""
     words: Counter[str] = Counter()

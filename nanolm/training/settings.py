@@ -168,6 +168,7 @@ class TrainSettings(Settings):
     text_field: str | None = None
     val_fraction: float | None = None
     val_split: str | None = None
+    lowercase: bool | None = None
     max_bytes: int | None = None
     layers: int | None = None
     heads: int | None = None
@@ -202,6 +203,9 @@ class TrainSettings(Settings):
 
     def problems(self) -> list[str]:
         problems = super().problems() + mix.problems(self.corpus)
+        if self.lowercase and self.tokenizer not in (None, "bpe"):
+            problem = f"omit it with --tokenizer {self.tokenizer}"
+            problems.append(f"--lowercase applies only to --tokenizer bpe; {problem}")
         if self.val in mix.sources(self.corpus):
             problems.append(f"--val {self.val} is also part of the corpus; give another file")
         fraction = self.val_fraction
@@ -265,7 +269,7 @@ class TrainSettings(Settings):
 
     def _clashes(self) -> list[str]:
         """Model settings that cannot be combined."""
-        names = (*ARCHITECTURE, "tokenizer", "vocab_size")
+        names = (*ARCHITECTURE, "tokenizer", "vocab_size", "lowercase")
         given = [name for name in names if getattr(self, name) is not None]
         if self.start_from is not None:
             clash = f"cannot be changed with --from {self.start_from}; omit it"

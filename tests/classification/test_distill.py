@@ -21,8 +21,8 @@ from nanolm.classification.distill import (
     Distillation,
     Teacher,
 )
-from nanolm.classification.finetune import FinetuneResult, finetune
-from nanolm.classification.recipe import choose_settings, wants_teacher
+from nanolm.classification.finetune import MOST_WORDS, FinetuneResult, extended_size, finetune
+from nanolm.classification.recipe import choose_settings, is_small, wants_teacher
 from nanolm.classification.settings import DATA, FinetuneSettings
 from nanolm.errors import UsageError
 from nanolm.model.build import with_vocabulary
@@ -202,6 +202,19 @@ def test_a_vocabulary_that_is_asked_for(data: Path, tmp_path: Path, trained: Pat
         run(data, tmp_path / "fewer", vocab_size=size - 1, **settings)
     with pytest.raises(UsageError, match="--vocab-size with --from needs --train all"):
         run(data, tmp_path / "frozen", vocab_size=310, train="head", **settings)
+
+
+def test_a_small_model_gets_the_words_of_many_texts() -> None:
+    tokenizer, asked = train_tokenizer(["a film " * 9], "bpe", 260), FinetuneSettings()
+    assert extended_size(asked, tokenizer, None, 9_999) is None
+    assert extended_size(asked, tokenizer, None, 10_000) == MOST_WORDS
+    assert extended_size(asked, train_tokenizer(["a film"], "char"), None, 10_000) is None
+    assert is_small(asked, 1_000_000)
+    assert not is_small(asked, 100_000_000)
+    base = configure("modern", vocab_size=64, context=32, layers=1, heads=2, dim=16)
+    for size, decay in ((None, 0.8), (300, 1.0)):
+        wanted = FinetuneSettings(start_from="x", device="cpu", vocab_size=size)
+        assert choose_settings(wanted, base, 1_000, [9] * 10_000)[0].layer_decay == decay
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -21,7 +21,7 @@ from nanolm.text import store
 from nanolm.text.decoding import Reading
 from nanolm.text.split import take_out
 from nanolm.text.store import TextRequest, encode_corpus, prepare_tokens
-from nanolm.text.tokenizer import Tokenizer, train_tokenizer
+from nanolm.text.tokenizer import ByteLevel, Tokenizer, train_tokenizer
 
 TEXT = "The cat sat on the mat. It's 12345 o'clock!\n\nSchön, 日本 is far.\n" * 20
 TOKENIZERS = {
@@ -370,3 +370,30 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
         shown = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
         peaks.append(int(shown.stdout.split()[-1]) / 1000)  # kB to MB
     assert peaks[1] - peaks[0] < 50, peaks
+
+
+@pytest.mark.parametrize(
+    ("rows", "reviews", "asked", "expected"),
+    [
+        ("a fine film", "A FINE Film.", None, True),
+        ("a fine film", "A FINE Film.", False, False),
+        ("a fine film", "a dull film.", None, False),
+        ("a Fine film", "A FINE Film.", None, False),
+    ],
+)
+def test_texts_are_in_lowercase_if_a_table_at_the_start_is(
+    rows: str, reviews: str, asked: bool | None, expected: bool, tmp_path: Path
+) -> None:
+    table, text = tmp_path / "phrases.tsv", tmp_path / "reviews.txt"
+    table.write_text("text\tlabel\n" + f"{rows}\t1\n" * 1_000)
+    text.write_text(f"{reviews}\n" * 1_000)
+    request = TextRequest(corpus=(str(table), str(text)), val_fraction=0, lowercase=asked)
+    prepared = prepare_tokens(request, cache=tmp_path)
+    assert isinstance(prepared.tokenizer, ByteLevel)
+    assert prepared.tokenizer.lowercase is expected
+    assert prepared.tokenizer.decode(prepared.train.tolist()).islower() is (
+        expected or (rows + reviews).islower()
+    )
+    assert ("lowercase" in [choice.what for choice in prepared.choices]) is expected
+    other = replace(request, corpus=(str(text), str(table)))  # the reviews come first
+    assert prepare_tokens(other, cache=tmp_path).choices[0].what != "lowercase"

@@ -18,6 +18,8 @@ from nanolm.text.tokenizer import (
     train_tokenizer,
 )
 from nanolm.text.tokenizer_files import load_tokenizer
+from nanolm.text.tokenizer_files.gguf import tokenizer_values
+from nanolm.text.words import lowered
 
 TEXT = "The cat isn't here. The cats are 1234 miles away!\nSchön, aaaa.\n\n\tThe end  of it. " * 2
 TOKENIZERS = {
@@ -28,6 +30,7 @@ TOKENIZERS = {
 }
 SMALL = train_tokenizer([TEXT], "bpe", 300)
 assert isinstance(SMALL, ByteLevel)
+MERGES = SMALL.merges
 TOKENIZERS["extended"] = SMALL.extended(["The catastrophe isn't near, dear cats. " * 2], 400)
 KINDS = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
 REFERENCES = {
@@ -144,3 +147,21 @@ def test_the_fingerprint_sees_what_decides_the_ids() -> None:
     prints = [tokenizer.fingerprint() for tokenizer in TOKENIZERS.values()]
     assert len(set(prints)) == len(prints)
     assert train_tokenizer([TEXT], "bpe", 300).fingerprint() == TOKENIZERS["bpe"].fingerprint()
+
+
+@given(text=st.text() | st.text("\u03a3\u03c3\u03c2\u0130IiThE aé.", max_size=60))
+def test_lowercase_is_that_of_hugging_face(text: str) -> None:
+    tokenizer = ByteLevel(MERGES, lowercase=True)
+    reference = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    assert tokenizer.encode(text) == reference.encode(text).ids == tokenizer.encode(lowered(text))
+
+
+def test_lowercase_is_saved_and_extended(tmp_path: Path) -> None:
+    tokenizer = ByteLevel(MERGES, lowercase=True).extended(["the CATASTROPHE " * 3], 400)
+    tokenizer.save(tmp_path, context=8)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.encode(" Catastrophe") == loaded.encode(" catastrophe")
+    assert len(loaded.encode(" CATASTROPHE")) == 1
+    assert loaded.fingerprint() == tokenizer.fingerprint()
+    assert loaded.fingerprint() != ByteLevel(tokenizer.merges).fingerprint()
+    assert "lowercase" in tokenizer_values(loaded, loaded.vocab_size)[1][0]

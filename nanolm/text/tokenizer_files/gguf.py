@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from nanolm.errors import ModelError
 from nanolm.gguf.file import Header
-from nanolm.text.saving import BPE_MODEL, BYTE_LEVEL, ISOLATED, tokenizer_json
+from nanolm.text.saving import BPE_MODEL, BYTE_LEVEL, ISOLATED, LOWERCASE, tokenizer_json
 from nanolm.text.tokenizer import END_OF_TEXT, Characters, Tokenizer
 from nanolm.text.tokenizer_files.byte_level import AFFIXES, DIGITS, MISTRAL, QWEN, split_pattern
 from nanolm.text.tokenizer_files.published import CL100K, GPT2, O200K
@@ -128,7 +128,9 @@ def byte_level_values(contents: Contents, notes: list[str]) -> Spelled:
     name = WRITTEN[pattern]
     if name in APPROXIMATE:
         notes.append(f"llama.cpp gives {APPROXIMATE[name]} other tokens")
-    if contents.whole.get("normalizer"):
+    if contents.whole.get("normalizer") == LOWERCASE:
+        notes.append("llama.cpp does not convert text to lowercase; prompts must be in lowercase")
+    elif contents.whole.get("normalizer"):
         notes.append("llama.cpp does not normalize text (NFC) as this tokenizer does")
     types = dict.fromkeys(contents.vocabulary.values(), NORMAL)
     for new in contents.added:
