@@ -168,7 +168,6 @@ def command(
     nanolm train novel.txt                      three minutes, automatic settings
     nanolm train novel.txt --minutes 20 --plan  show the plan without training
     nanolm train novel.txt --from gpt2          start from a pretrained model
-    nanolm train novel.txt --from gpt2 --train lora
     nanolm train news.txt:0.7 poems.txt:0.3     a mix, 30% of it from the poems
     torchrun --nproc-per-node 8 -m nanolm train novel.txt
 
