@@ -283,7 +283,7 @@ def show_comparison(scores: "list[tuple[str, Score]]") -> None:
 def print_score(name: str, tokenizer: "Tokenizer | None", score: "Score") -> None:
     """One object on one line. With a `tokenizer`, its tokens too, streamed to save memory."""
     values = {"run": name, **vars(score), "perplexity": score.perplexity}
-    del values["surprises"]
+    del values["surprises"], values["bits_by_part"]
     click.echo(json.dumps({key: finite(value) for key, value in values.items()})[:-1], nl=False)
     if tokenizer is not None:
         click.echo(', "per_token": [', nl=False)
