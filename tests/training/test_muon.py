@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from models import of_family
 from torch import Tensor, nn
 
@@ -19,7 +20,9 @@ def gradients(parameters: dict[str, nn.Parameter], step: int) -> dict[str, Tenso
 
 @pytest.mark.parametrize("steps", [ITERATIONS, 5])
 def test_torch_has_the_same_muon(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except for the equal row norms of tall matrices."""
     monkeypatch.setattr(muon.orthogonalize, "__defaults__", (steps,))
+    monkeypatch.setattr(muon, "equalize_", lambda matrices: None)
     torch.manual_seed(1)
     ours = {name: nn.Parameter(torch.randn(shape)) for name, shape in SHAPES.items()}
     theirs = {name: nn.Parameter(value.detach().clone()) for name, value in ours.items()}
@@ -43,6 +46,17 @@ def test_torch_has_the_same_muon(steps: int, monkeypatch: pytest.MonkeyPatch) ->
     for name in SHAPES:
         moved = (theirs[name] - before[name]).norm()
         assert (ours[name] - theirs[name]).norm() < 0.01 * moved  # theirs is in bfloat16
+
+
+def test_rows_of_tall_updates_have_equal_norms() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(2, 8, 24)  # transposed: 24 rows of 8
+    before = x.clone()
+    muon.equalize_(x)
+    norms = torch.linalg.vector_norm(x, dim=1)
+    torch.testing.assert_close(norms, norms[:, :1].expand_as(norms))
+    torch.testing.assert_close(x.norm(dim=(1, 2)), before.norm(dim=(1, 2)))
+    torch.testing.assert_close(F.normalize(x, dim=1), F.normalize(before, dim=1))
 
 
 def test_fused_matrices_are_each_their_own() -> None:
