@@ -142,7 +142,7 @@ NO_CORPUS = "\n  nanolm train ".join([NO_CORPUS, "my-text.txt", *TEXTS])
 @run_option(
     "--extend", metavar="RUN", help="Continue training RUN for more --minutes, --steps or --tokens."
 )
-@run_option("--no-distil", "--no-distill", is_flag=True, help="The same as --teachers 0.")
+@run_option("--no-distil", is_flag=True, help="The same as --teachers 0.")
 @run_option("--plan", "plan_only", is_flag=True, help="Show the plan and exit.")
 @run_option("--list-presets", is_flag=True, help="List the presets of --family and exit.")
 @click.pass_context

@@ -100,7 +100,7 @@ def test_the_environment_overrides_a_file(cli: Cli, corpus: Path, tmp_path: Path
     assert json.loads(shown.stdout)["steps"] == 2
 
 
-@pytest.mark.parametrize("flag", ["--no-distil", "--no-distill", "--teachers=0"])
+@pytest.mark.parametrize("flag", ["--no-distil", "--teachers=0"])
 def test_without_distillation(flag: str, cli: Cli, corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "three.toml").write_text("teachers = 3\nsteps = 5\n")
     words = ("train", corpus, *SMALL, "--config", "three.toml", "--plan", "--json")
