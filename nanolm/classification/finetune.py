@@ -102,7 +102,11 @@ def finetune(
                 trainer = Trainer(start.run, task.settings, task, *how)
                 state = trainer.state
                 with trainer.checkpointer.writer:  # nothing is written once the run is unlocked
-                    stopped = trainer.train(stop)
+                    try:
+                        stopped = trainer.train(stop)
+                    except EvaluationStopped:
+                        trainer.checkpointer.finish()  # it was saved before the evaluation
+                        raise
                 if stopped != "interrupted":
                     trainer.checkpointer.load_best()
                 return finish(task, start.run, state, stopped, start.notify)

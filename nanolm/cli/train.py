@@ -122,8 +122,11 @@ SIZED = ("context", "batch", "lr", *MEASURED)  # settings that depend on the mod
 OVERRIDES = {
     **{name: tuple(other for other in BUDGETS if other != name) for name in BUDGETS},
     "preset": (*SIZES, *SIZED),
-    "family": ("start_from", "kv_heads", "hidden", *SWITCHES),
-    "start_from": (*ARCHITECTURE, *SIZED, "tokenizer", "vocab_size", "lowercase", "adapter"),
+    "family": ("start_from", "kv_heads", "hidden", "teachers", *SWITCHES),
+    "start_from": (
+        *(*ARCHITECTURE, *SIZED, "tokenizer", "vocab_size", "lowercase"),
+        *("adapter", "teachers"),
+    ),
     "tokenizer": ("vocab_size", "lowercase"),
 }
 
@@ -160,7 +163,7 @@ def command(
 ) -> int:
     """Train a language model on text.
 
-    CORPUS is one or more files, folders, glob patterns, URLs, hf:// datasets and - (stdin). The
+    CORPUS is one or more files, folders, glob patterns, URLs, hf:// datasets or - (stdin). The
     formats are plain text, .jsonl, .csv, .tsv and .parquet, optionally compressed (.gz, .zst, .bz2,
     .xz).
 

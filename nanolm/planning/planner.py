@@ -66,6 +66,11 @@ def make_plan(
         raise UsageError(f"--teachers {settings.teachers}: only for one process, not for torchrun")
     plan = Plan(settings, processes=processes)
     choose_device_and_budget(plan, text)
+    tokens, device = text.all_tokens or text.tokens, plan.settings.device
+    columns = sizes.soft_target_columns(text.vocab_size, tokens, device)
+    if settings.teachers and columns < recipe.LEAST_COLUMNS:
+        problem = "the text is too large to keep the predictions of the teachers"
+        raise UsageError(f"--teachers {settings.teachers}: {problem}; omit it")
     estimate = None
     if base is not None:
         choose_context(plan, base)
@@ -290,10 +295,11 @@ def choose_optimizer(
 
 def choose_teachers(plan: Plan, text: TextStats, estimate: SizeEstimate, left: float) -> None:
     """If the text is small for the `left` seconds, train several models and distill them."""
-    each = recipe.TEACHER_OVERHEAD * estimate.seconds + recipe.TEACHER_SECONDS
+    tokens = text.all_tokens or text.tokens
+    overhead = 1 + recipe.TEACHER_OVERHEAD * tokens / text.tokens
+    each = overhead * estimate.seconds + recipe.TEACHER_SECONDS
     count = min(recipe.MOST_TEACHERS, int((1 - recipe.STUDENT_SHARE) * left / each))
-    size = (text.vocab_size, text.tokens, plan.settings.device)
-    columns = sizes.soft_target_columns(*size)
+    columns = sizes.soft_target_columns(text.vocab_size, tokens, plan.settings.device)
     if count < recipe.LEAST_TEACHERS or columns < recipe.LEAST_COLUMNS or plan.processes > 1:
         return
     reason = f"{recipe.MOST_PASSES} epochs take {estimate.seconds:.0f} s of {left:.0f} s; "

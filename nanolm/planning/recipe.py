@@ -49,7 +49,7 @@ MOST_MUON_SHARE = 1.0  # of the rest of a step; above it, AdamW is as good in th
 LEAST_TEACHERS, MOST_TEACHERS = 2, 24
 STUDENT_SHARE = 0.25  # of the training time, at least
 LEAST_STUDENT_SHARE = 0.2  # of all time; on a slow machine, fewer teachers are trained
-TEACHER_OVERHEAD = 1.05  # times the time of its steps: evaluation, predictions for all of the text
+TEACHER_OVERHEAD = 0.05  # of the time of its steps: evaluation, predictions for all of the text
 TEACHER_SECONDS = 1.5  # to set up a teacher and to save it
 STUDENT_RATE = 0.7  # times the learning rate of the teachers
 STUDENT_PULL = 0.003  # learning rate * weight decay
@@ -105,14 +105,14 @@ def student(settings: TrainSettings) -> TrainSettings:
 
 
 def distillation_gain(teachers: int) -> float:
-    """By which share distillation lowers the loss, approximately."""
+    """The share by which distillation lowers the loss, approximately."""
     return MOST_GAIN * (1 - 1 / teachers)
 
 
 def ema_decay(steps: int, passes: float) -> float:
     """The decay of an EMA over a small share of the steps; 0 for too few steps."""
     averaged = EMA_SHARE * steps * (2 if passes >= MANY_PASSES else 1)
-    return float(f"{1 - 1 / averaged:.3g}") if averaged >= 2 else 0.0
+    return round(1 - 1 / averaged, 6) if averaged >= 2 else 0.0
 
 
 def rates(tied: bool) -> dict[str, float]:

@@ -71,6 +71,7 @@ class TextStats:
     # Bits per byte of an n-gram model, computed only if needed; None if there is no time for it.
     ngram_bits: Callable[[], float | None]
     shortest: int | None = None  # tokens of the smallest part of a mix
+    all_tokens: int | None = None  # of a mix, whose epochs may have fewer
 
     @property
     def longest_context(self) -> int:

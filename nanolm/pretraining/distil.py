@@ -7,7 +7,7 @@
 After about twenty passes over a small text, more training does not help a model. But the mean
 prediction of several models, trained with different seeds, is better than that of each, and a new
 model of the same size can learn it. The teachers are trained one after the other in the folder
-`teachers` of the run, which is removed with the end of the run.
+`teachers` of the run, which is removed when the run ends.
 """
 
 import math
@@ -154,9 +154,11 @@ class Ensemble(Ledger[EnsembleState]):
         self.state.teachers.append({**known, "seconds": round(state.seconds - state.setup, 3)})
         result = "" if bits is None else f"{bits:.3f} bits per byte "
         note(f"{what}: {result}after {counted(state.step, 'step')}")
+        stopping = bool(task.stop and task.stop.requested)  # after its last step
         del task, trainer, steps
         free_memory()
-        return True
+        self.save()
+        return not stopping
 
     def pass_on_teacher(self, what: str, event: Event) -> None:
         """Report the progress of a teacher, whose metrics are not those of the run."""
@@ -206,7 +208,7 @@ class TeacherTask(NextToken):
 
 class StudentTask(NextToken):
     """Learns the predictions of an ensemble instead of the tokens of the text. Student and teachers
-    see the same windows: from more context than the student has, it cannot learn as much."""
+    see the same windows: predictions made with more context than the student has teach it less."""
 
     def __init__(self, ensemble: Ensemble, *rest: Any) -> None:
         super().__init__(*rest)
@@ -218,7 +220,7 @@ class StudentTask(NextToken):
         free_memory()
 
     def correct_forecast(self, *_: Any) -> float:
-        """A student's loss does not fall as that of other models, so the forecast is kept."""
+        """A student's loss does not fall like that of other models, so the forecast is kept."""
         assert self.forecast
         return self.forecast.bits_per_byte
 

@@ -158,7 +158,9 @@ def plan_for(
         return mix.mean(parts, bits)
 
     shortest = min((part.tokens for part in text.parts), default=None)
-    stats = TextStats(tokenizer.vocab_size, text.size, text.tokens, ngram_bits, shortest)
+    stats = TextStats(
+        tokenizer.vocab_size, text.size, text.tokens, ngram_bits, shortest, len(text.train)
+    )
     given = load_config(base) if base else None
     plan = make_plan(settings, stats, given, elapsed, reports(notify)[1], processes)
     plan.fill(val_split=DEFAULT_SPLIT, tokenizer=None if given else tokenizer.kind)

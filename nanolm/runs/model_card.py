@@ -81,7 +81,7 @@ def model_card(name: str, run: str, config: Config, history: History | None, dty
     run_facts = Run(Path(history.run)).facts() if history and history.run else {}
     if history:
         facts |= {
-            "trained on": listed([Path(each).name for each in history.corpus], 20),
+            "trained on": listed([Path(each).name for each in mix.sources(history.corpus)], 20),
             "fingerprint of the data": fingerprint_of(run_facts),
             "started from": Path(start).name,
             "step": f"{history.step:,}",

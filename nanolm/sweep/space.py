@@ -29,7 +29,7 @@ AROUND: dict[str, tuple[Any, ...]] = {**MULTIPLES, **OFFSETS, **USUAL}
 
 BUDGETS = ("steps", "epochs", "tokens")
 SAME_IN_ALL_TRIALS = (
-    *("minutes", *BUDGETS, "corpus", "val", "val_fraction"),
+    *("minutes", *BUDGETS, "corpus", "val", "val_fraction", "teachers"),
     *("encoding", "document_separator", "text_field", "text_column"),
 )
 DEPENDENT = {  # settings that are planned again when the setting they depend on changes
@@ -40,7 +40,7 @@ DEPENDENT = {  # settings that are planned again when the setting they depend on
     "feed_forward": ("hidden",),
     "positions": ("rope_base",),
     "optimizer": ("lr",),
-    "tokenizer": ("vocab_size",),
+    "tokenizer": ("vocab_size", "lowercase"),
 }
 BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 

@@ -329,7 +329,9 @@ def _key(
         sizes = (request.most_doublings, request.measured, request.costly_vocab)
         key = named(kind, None, *sizes, *weights)
         return key, fingerprints, lambda size: named("bpe", size, *weights)
-    trained = weights if kind == "bpe" else ()  # other tokenizers do not depend on the weights
+    trained = (
+        weights if kind in (None, "bpe") else ()
+    )  # other tokenizers do not depend on the weights
     return named(kind, request.vocab_size, *trained), fingerprints, None
 
 
@@ -405,7 +407,7 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
 
 def _held_out_choice(request: TextRequest, parts: list[Corpus], held_out: list[HeldOut]) -> Choice:
     size, total = sum(each.size for each in held_out), sum(part.size for part in parts)
-    origins = "; ".join(dict.fromkeys(each.origin for each in held_out))
+    origins = "; ".join(dict.fromkeys(each.origin for each in held_out if each.ranges))
     reason = f"{origins}; --val-fraction 0 trains on everything"
     if not size:
         reason = "the final weights are kept"

@@ -163,6 +163,8 @@ class Checkpointer:
         except ModelError as error:
             self.notify(Note(f"{error}; using the last checkpoint instead of the best"))
             self.state.best_step = self.state.step
+            if self.ema:
+                self.ema.swap()
             self.link("best", self.folder(self.state.step))
 
 
