@@ -46,6 +46,7 @@ EARLY = 0.28  # progress up to which the trend says less than the plan
 TREND, DECAYING_TREND = 0.7, 1.2  # before and during the decay
 DECAYING = 1 - 0.85 * DECAY  # progress from which the trend shows the decay
 DECAY_GAIN, DECAY_GAIN_PER_PASS = 0.03, 0.03  # in logs; the latter times log(1 + passes)
+FULLY_AVERAGED = 27  # steps in an EMA of the weights that gains as much as the decay
 FAR = 0.5  # if the loss has this far to fall, in logs, the trend and the plan count equally
 TOO_HIGH, LATE = (1.1, 3.0), 1 - 0.65 * DECAY  # times the plan; up to this progress
 
@@ -87,9 +88,11 @@ class Forecast:
         above: float = CURVE_FACTOR * (1 - progress) / max(progress, 1e-3) ** CURVE_EXPONENT
         return self.bits_per_byte + max(self.bits_per_byte, CURVE_BITS) * above
 
-    def correct(self, progress: float, measured: float, slope: float) -> float:
+    def correct(
+        self, progress: float, measured: float, slope: float, averaged: float = 0.0
+    ) -> float:
         """The final bits per byte, from those `measured` and the `slope` of their curve so far:
-        d log(bits per byte) / d log(steps)."""
+        d log(bits per byte) / d log(steps). `averaged` is the number of steps in the EMA."""
         planned = self.bits_per_byte
         if progress < EARLY:
             return planned
@@ -97,7 +100,8 @@ class Forecast:
         if progress > DECAYING:
             bits = measured * math.exp(DECAYING_TREND * trend)
         else:
-            trend = TREND * trend - DECAY_GAIN - DECAY_GAIN_PER_PASS * math.log1p(self.passes)
+            gain = DECAY_GAIN + DECAY_GAIN_PER_PASS * math.log1p(self.passes)
+            trend = TREND * trend - gain * max(0.0, 1 - averaged / FULLY_AVERAGED)
             weight = 1 / (1 + (trend / FAR) ** 2)
             bits = measured**weight * planned ** (1 - weight) * math.exp(weight * trend)
         too_high = TOO_HIGH[0] < bits / planned < TOO_HIGH[1]

@@ -230,7 +230,8 @@ class NextToken(Task):
         growth = state.step / max(1, state.step - state.evaluation_steps)
         if 0 < earlier * measured < math.inf and growth > 1:
             slope = math.log(measured / earlier) / math.log(growth)
-            bits = self.forecast.correct(progress, measured, slope)
+            averaged = 1 / (1 - self.settings.average) if self.settings.average else 0.0
+            bits = self.forecast.correct(progress, measured, slope, averaged)
         wrong = abs(bits / planned.bits_per_byte - 1) > WRONG_FORECAST
         if wrong and "forecast" not in state.warnings_shown:
             state.warnings_shown.append("forecast")
