@@ -189,7 +189,7 @@ def curves(data: RunData) -> str:
 
 def planned(data: RunData) -> str:
     result, rows, parts = data.result, [], []
-    measured = bool(result) and result["val_bits_per_byte"] is not None
+    measured = bool(result) and result.get("val_bits_per_byte") is not None
     if measured and (forecast := data.facts.get("forecast")):
         actual = f"{result['val_bits_per_byte']:.3f}"
         rows.append(("bits per byte", f"{forecast['bits_per_byte']:.3f}", actual))
