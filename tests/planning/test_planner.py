@@ -141,7 +141,7 @@ def test_the_remaining_time_is_for_teachers(
     assert plan.forecast and alone.forecast and alone.forecast.seconds
     assert plan.forecast.bits_per_byte < alone.forecast.bits_per_byte
     # With less time there are fewer teachers, or none.
-    each = recipe.TEACHER_OVERHEAD * alone.forecast.seconds + recipe.TEACHER_SECONDS
+    each = (1 + recipe.TEACHER_OVERHEAD) * alone.forecast.seconds + recipe.TEACHER_SECONDS
     each /= 1 - recipe.STUDENT_SHARE
     size = {name: getattr(plan.settings, name) for name in ("layers", "heads", "dim", "batch")}
     for teachers, wanted in ((3, 3), (1, 0)):
