@@ -52,7 +52,7 @@ class Batches:
         return starts
 
     def _starts(self, numbers: Words, tokens: int, seed: int) -> Words:
-        """Where the windows with these numbers start in a text of so many tokens."""
+        """The start offsets of windows, given their numbers, in a text of `tokens` tokens."""
         windows = self._windows(tokens)
         epochs, positions = np.divmod(numbers, np.uint64(windows))
         keys = _mix(_mix(np.full_like(epochs, seed)) + epochs)
