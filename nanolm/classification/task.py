@@ -37,7 +37,7 @@ from nanolm.model.huggingface import (
 )
 from nanolm.model.peft import load_trained, save_adapter
 from nanolm.model.stored import ADAPTER, ADAPTERS, TRAINED, has_adapter
-from nanolm.planning.tuning import SpeedProbe, best_dtype, use_attention
+from nanolm.planning.tuning import SpeedProbe, best_dtype, use_attention, with_kernels
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.training.events import Started
 from nanolm.training.optimizers import OPTIMIZERS
@@ -112,6 +112,8 @@ class ClassifierTask(Task):
         if saved:
             self.load_checkpoint(saved)
         self.choices: list[Choice] = []
+        if device == "cpu" and not self.adapters:  # which the kernels would skip
+            with_kernels(model.base, settings)
         if settings.dtype == "auto":
             dtype = "float32"
             if settings.train != "head":

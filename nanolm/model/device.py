@@ -10,7 +10,7 @@ from torch import nn
 
 from nanolm.errors import UsageError
 from nanolm.machine import available_threads
-from nanolm.model.fast.training import training_kernels
+from nanolm.model.fast.training import kernels_for_gpu
 
 SMALL = 100_000_000  # bytes of weights; below, more threads hardly help (docs/experiments.md)
 
@@ -45,7 +45,7 @@ def choose_dtype(asked: str, device: str) -> tuple[str, str]:
 
 def has_float8() -> bool:
     """Whether the GPU supports float8 products and our kernels are available."""
-    return training_kernels(float8=True) is not None
+    return kernels_for_gpu(float8=True) is not None
 
 
 @contextmanager

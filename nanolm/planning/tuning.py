@@ -68,7 +68,9 @@ def fit_to_machine(settings: TrainSettings, model: Model, seconds: float = math.
     if settings.device != "cpu":
         chosen.fill(threads=available_threads(), dtype="float32")
         chosen.settings = replace(chosen.settings, workers=1)
-    elif settings.threads is None or settings.workers is None:
+    else:
+        with_kernels(model, settings)
+    if settings.device == "cpu" and (settings.threads is None or settings.workers is None):
         widest = replace(settings, workers=settings.workers or available_threads())
         probe = make_probe([widest], model)
         (threads, workers), reason = best_threads(settings, probe, seconds / 2)
@@ -260,10 +262,13 @@ def deterministic_algorithms(wanted: bool | None) -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def with_kernels(model: Model, settings: TrainSettings) -> None:
-    """Train a model on a GPU with our fused kernels, which do not sum in a fixed order."""
-    if model.device.type == "cuda" and not settings.deterministic:
-        speed_up(model, kernels=training_kernels(settings.dtype == "float8"))
+def with_kernels(model: Network, settings: Settings) -> None:
+    """Train a model with our kernels. On a GPU, they do not sum in a fixed order."""
+    if isinstance(model, Model) and not (
+        model.device.type == "cuda" and getattr(settings, "deterministic", False)
+    ):
+        weight = next(model.parameters())
+        speed_up(model, kernels=training_kernels(weight, settings.dtype == "float8"))
 
 
 def compile_model(model: Model) -> None:

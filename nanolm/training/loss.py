@@ -32,7 +32,7 @@ def next_token_loss(
     `targets` and `weights` are (batch, time)."""
     x, targets = x.flatten(0, 1), targets.flatten()
     weights = None if weights is None else weights.flatten()
-    kernels = training_kernels() if x.is_cuda else None
+    kernels = training_kernels(x)
     few = len(x) * head.out_features < MAX_KEPT_LOGITS
     if not torch.is_grad_enabled() or (few and not kernels):
         if weights is None:
@@ -124,7 +124,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         to_x, to_weight = ctx.saved_tensors
         share = gradient / ctx.count  # only now: earlier, it would underflow in float16
-        kernels = training_kernels() if to_x.is_cuda else None
+        kernels = training_kernels(to_x) if to_x.is_cuda else None
         to_x = kernels.multiply_(to_x, share) if kernels else to_x.mul_(share)
         return to_x, None if to_weight is None else to_weight.mul_(share), None, None, None
 

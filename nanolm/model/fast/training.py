@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from nanolm.model import gpt
 from nanolm.model.base import Model
 from nanolm.model.config import Switches, unsupported
-from nanolm.model.fast import cpu_ops
+from nanolm.model.fast import cpu_ops, native
 from nanolm.model.gpt import GPT, Attention, AttentionInputs, Block, FeedForward, RMSNorm
 
 # The switches that the kernels support. Other nonlinearities use plain functions.
@@ -46,7 +46,7 @@ COPIES = ("low", "rounded")  # of a layer's weights, in lower precision
 class Speedups:
     """The optimizations in use, besides the functions of `cpu_ops`."""
 
-    kernels: Any = None  # the module `fused` or `float8`
+    kernels: Any = None  # the module `fused`, `float8` or `native`
     math_attention: bool = False
     recompute: bool = False  # save memory: keep only block inputs, recompute the rest
     compiled: bool = False  # use torch.compile for blocks, instead of our kernels
@@ -111,8 +111,15 @@ def override(module: nn.Module, name: str, function: Callable[..., Any]) -> None
     setattr(module, name, MethodType(function, module))
 
 
-def training_kernels(float8: bool = False) -> Any:
-    """The module of fused kernels for training on this GPU, or None."""
+def training_kernels(x: Tensor, float8: bool = False) -> Any:
+    """The module of kernels for training with tensors like `x`, or None."""
+    if x.is_cuda:
+        return kernels_for_gpu(float8)
+    usable = x.device.type == "cpu" and x.dtype == torch.float32 and native.available()
+    return native if usable else None
+
+
+def kernels_for_gpu(float8: bool = False) -> Any:
     try:
         kernels = import_module("nanolm.model.fast." + ("float8" if float8 else "fused"))
     except ImportError:  # no Triton

@@ -1,0 +1,175 @@
+"""Kernels in C for everything between matrix products, for training on a CPU.
+
+    >>> swiglu(torch.randn(2, 5, 96, requires_grad=True)).shape
+    torch.Size([2, 5, 48])
+
+They have the interface of `fused`, the kernels for a GPU. A whole row stays in the cache while it
+is worked on, where torch would write every intermediate result to memory and read it again. They
+are for float32; any other dtype is left to torch.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanolm.model.fast.native.build import library
+
+
+def available() -> bool:
+    return library() is not None
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Call a function of kernels.c with tensors, numbers, and None for a null pointer."""
+    given: list[Any] = []
+    for value in arguments:
+        if isinstance(value, Tensor):
+            given.append(ctypes.c_void_p(value.data_ptr()))
+        elif isinstance(value, float):
+            given.append(ctypes.c_float(value))
+        else:
+            given.append(None if value is None else ctypes.c_int64(value))
+    kernels = library()
+    assert kernels
+    kernels[name](*given, ctypes.c_int(torch.get_num_threads()))
+
+
+def empty_sums(like: Tensor, width: int) -> Tensor:
+    """Room for the gradients of two weights, of each thread."""
+    return like.new_empty(torch.get_num_threads(), 2, width)
+
+
+class AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        y: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        epsilon: float,
+        layer: bool,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)  # after the last norm, the sum is unused
+        ctx.layer, ctx.add, ctx.bias = layer, y is not None, bias is not None
+        x, dim = x.contiguous(), x.shape[-1]
+        rows, y = x.numel() // dim, None if y is None else y.contiguous()
+        total = x if y is None else torch.empty_like(x)
+        out, stats = torch.empty_like(x), x.new_empty(rows, 2)
+        call("add_norm", x, y, weight, bias, epsilon, layer, rows, dim, total, out, stats)
+        ctx.save_for_backward(total, weight, stats)
+        return total, out
+
+    @staticmethod
+    def backward(ctx: Any, later: Tensor | None, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:  # the norm is unused
+            return later, later if ctx.add else None, None, None, None, None
+        total, weight, stats = ctx.saved_tensors
+        grad, later = grad.contiguous(), None if later is None else later.contiguous()
+        dim, rows, dx = total.shape[-1], len(stats), torch.empty_like(total)
+        sums = empty_sums(total, dim)
+        given = (total, weight, stats, grad, later, ctx.layer, rows, dim, dx, sums)
+        call("add_norm_backward", *given)
+        dweight, dbias = sums.sum(dim=0).unbind()
+        return dx, dx if ctx.add else None, dweight, dbias if ctx.bias else None, None, None
+
+
+class QKNormRoPE(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        heads: int,
+        kv_heads: int,
+        query_weight: Tensor | None,
+        key_weight: Tensor | None,
+        epsilon: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        tables = (cosines.contiguous(), sines.contiguous())
+        qkv, weights = qkv.contiguous(), (query_weight, key_weight)
+        ctx.save_for_backward(qkv, *weights, *tables)
+        (batch, time), width = qkv.shape[:2], cosines.shape[-1]
+        ctx.shape = (epsilon, batch * time, time, heads, kv_heads, width)
+        q = qkv.new_empty(batch, time, heads, width)
+        k = qkv.new_empty(batch, time, kv_heads, width)
+        call("qk_norm_rope", qkv, *weights, *tables, *ctx.shape, q, k)
+        return q, k, qkv[:, :, -kv_heads * width :].view(batch, time, kv_heads, width)
+
+    @staticmethod
+    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, query_weight, _, cosines, _ = saved = ctx.saved_tensors
+        dqkv, sums = torch.empty_like(qkv), empty_sums(qkv, cosines.shape[-1])
+        gradients = (dq.contiguous(), dk.contiguous(), dv.contiguous())
+        call("qk_norm_rope_backward", *saved, *ctx.shape, *gradients, dqkv, sums)
+        weights = (None, None) if query_weight is None else sums.sum(dim=0).unbind()
+        return dqkv, None, None, None, None, *weights, None
+
+
+class Split(torch.autograd.Function):
+    """Queries, keys and values, whose gradients are concatenated."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
+        parts = (heads, kv_heads, kv_heads)
+        return qkv.unflatten(2, (sum(parts), -1)).split(parts, dim=2)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return torch.cat(gradients, dim=2).flatten(2), None, None
+
+
+class Activation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str, inputs: int) -> Tensor:
+        x = x.contiguous()
+        ctx.save_for_backward(x)
+        width = x.shape[-1] // inputs
+        ctx.name, ctx.shape = name, (x.numel() // x.shape[-1], width)
+        out = x.new_empty(*x.shape[:-1], width)
+        call(name, x, *ctx.shape, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        dx = torch.empty_like(x)
+        call(f"{ctx.name}_backward", x, grad.contiguous(), *ctx.shape, dx)
+        return dx, None, None
+
+
+def add_norm(x: Tensor, y: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    return AddNorm.apply(x, y, *rest)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def qk_norm_rope(qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return QKNormRoPE.apply(qkv, *rest)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def split(qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return Split.apply(qkv, *rest)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def swiglu(x: Tensor) -> Tensor:
+    return Activation.apply(x, "swiglu", 2)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return Activation.apply(x, "gelu_tanh", 1)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    return layer(x)  # type: ignore[no-any-return]
+
+
+embedding = nn.Embedding.forward
+
+
+def cross_entropy_(logits: Tensor, targets: Tensor, columns: int) -> Tensor:
+    """The loss of each row. Overwrites `logits` with softmax(logits) - onehot(targets)."""
+    losses = logits.new_empty(len(logits))
+    call("cross_entropy", logits, targets.contiguous(), *logits.shape, columns, losses)
+    return losses

@@ -1,0 +1,264 @@
+/* What lies between the matrix products of a training step on a CPU, in float32.
+
+   Each function splits its rows among `threads` threads. Backward functions add up the gradients of
+   weights per thread, in `sums` (threads, 2, width): always in the same order, so results are
+   bit-identical for the same number of threads. A null pointer means: without this weight. */
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef int64_t i64;
+
+/* Runs the loop body for the rows of each thread; `part` is the number of the thread. */
+#define FOR_EACH_PART                                                   \
+    _Pragma("omp parallel for num_threads(threads) if (threads > 1)")   \
+    for (int part = 0; part < threads; part++)
+/* Lets the compiler vectorize a loop that adds to `total`. */
+#define PRAGMA(words) _Pragma(#words)
+#define SUMS(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
+#define FOR_ROWS_OF_PART \
+    for (i64 row = rows * part / threads; row < rows * (part + 1) / threads; row++)
+
+/* e^x = 2^n e^r with r = x - n ln 2 in [-0.35, 0.35], and a Taylor polynomial for e^r. Unlike expf,
+   the compiler can vectorize it, because only integers are compared. Limits x to [-87, 87]. */
+static inline float exponential(float x) {
+    const int32_t limit = 0x42ae0000; /* 87.0f */
+    int32_t bits, magnitude;
+    memcpy(&bits, &x, sizeof bits);
+    magnitude = bits & INT32_MAX;
+    bits = (bits & INT32_MIN) | (magnitude < limit ? magnitude : limit);
+    float z, power, y = 1.0f / 5040;
+    memcpy(&z, &bits, sizeof z);
+    int n = (int)(z * 1.44269504f + copysignf(0.5f, z));
+    float r = (z - (float)n * 0.693145752f) - (float)n * 1.42860677e-6f; /* ln 2 in two parts */
+    y = y * r + 1.0f / 720;
+    y = y * r + 1.0f / 120;
+    y = y * r + 1.0f / 24;
+    y = y * r + 1.0f / 6;
+    y = y * r + 0.5f;
+    y = y * r + 1.0f;
+    y = y * r + 1.0f;
+    bits = (n + 127) << 23;
+    memcpy(&power, &bits, sizeof power);
+    return y * power + (x != x ? x : 0.0f); /* NaN stays NaN */
+}
+
+static inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+/* total = x + y (or x, without y) and its RMSNorm or LayerNorm, out. `stats` (rows, 2) keeps the
+   mean and 1 / standard deviation of each row. */
+void add_norm(const float *x, const float *y, const float *weight, const float *bias, float epsilon,
+              int layer, i64 rows, i64 dim, float *total, float *out, float *stats, int threads) {
+    FOR_EACH_PART FOR_ROWS_OF_PART {
+        const float *t = x + row * dim;
+        float *o = out + row * dim;
+        if (y) {
+            float *sum = total + row * dim;
+            for (i64 i = 0; i < dim; i++) sum[i] = t[i] + y[row * dim + i];
+            t = sum;
+        }
+        float mean = 0, squares = 0;
+        if (layer) {
+            SUMS(mean) for (i64 i = 0; i < dim; i++) mean += t[i];
+            mean /= dim;
+        }
+        SUMS(squares) for (i64 i = 0; i < dim; i++) squares += (t[i] - mean) * (t[i] - mean);
+        float scale = 1.0f / sqrtf(squares / dim + epsilon);
+        for (i64 i = 0; i < dim; i++) o[i] = (t[i] - mean) * scale * weight[i];
+        if (bias) for (i64 i = 0; i < dim; i++) o[i] += bias[i];
+        stats[2 * row] = mean;
+        stats[2 * row + 1] = scale;
+    }
+}
+
+/* dx, from the gradients of out (`grad`) and of total (`later`, may be null). */
+void add_norm_backward(const float *total, const float *weight, const float *stats,
+                       const float *grad, const float *later, int layer, i64 rows, i64 dim,
+                       float *dx, float *sums, int threads) {
+    FOR_EACH_PART {
+        float *dweight = sums + part * 2 * dim, *dbias = dweight + dim;
+        memset(dweight, 0, 2 * dim * sizeof(float));
+        FOR_ROWS_OF_PART {
+            const float *t = total + row * dim, *g = grad + row * dim;
+            float mean = stats[2 * row], scale = stats[2 * row + 1], along = 0, sum = 0;
+            float *d = dx + row * dim;
+            SUMS(along) for (i64 i = 0; i < dim; i++) {
+                float unit = (t[i] - mean) * scale;
+                dweight[i] += g[i] * unit;
+                along += g[i] * weight[i] * unit;
+            }
+            if (layer) {
+                SUMS(sum) for (i64 i = 0; i < dim; i++) {
+                    dbias[i] += g[i];
+                    sum += g[i] * weight[i];
+                }
+            }
+            along /= dim, sum /= dim;
+            for (i64 i = 0; i < dim; i++)
+                d[i] = (g[i] * weight[i] - sum - (t[i] - mean) * scale * along) * scale;
+            if (later) for (i64 i = 0; i < dim; i++) d[i] += later[row * dim + i];
+        }
+    }
+}
+
+/* 1 / RMS of one head. */
+static inline float inverse_size(const float *x, float epsilon, i64 width) {
+    float squares = 0;
+    SUMS(squares) for (i64 i = 0; i < width; i++) squares += x[i] * x[i];
+    return 1.0f / sqrtf(squares / width + epsilon);
+}
+
+/* Rotates one head in place: by the positive angle, or by the negative one (sign = -1). */
+static inline void rotate(float *x, const float *cosines, const float *sines, float sign,
+                          i64 half) {
+    float *restrict left = x, *restrict right = x + half;
+    for (i64 i = 0; i < half; i++) {
+        float before = left[i], sine = sign * sines[i];
+        left[i] = before * cosines[i] - right[i] * sine;
+        right[i] = right[i] * cosines[i] + before * sine;
+    }
+}
+
+/* One head: RMSNorm if there are weights, then RoPE. */
+static inline void rotate_head(const float *x, const float *weight, const float *cosines,
+                               const float *sines, float epsilon, i64 width, float *restrict out) {
+    if (weight) {
+        float scale = inverse_size(x, epsilon, width);
+        for (i64 i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
+    } else {
+        memcpy(out, x, width * sizeof(float));
+    }
+    rotate(out, cosines, sines, 1, width / 2);
+}
+
+static inline void rotate_head_backward(const float *x, const float *weight, const float *cosines,
+                                        const float *sines, float epsilon, i64 width,
+                                        const float *grad, float *restrict dx,
+                                        float *restrict dweight) {
+    memcpy(dx, grad, width * sizeof(float));
+    rotate(dx, cosines, sines, -1, width / 2);
+    if (!weight) return;
+    float scale = inverse_size(x, epsilon, width), along = 0;
+    SUMS(along) for (i64 i = 0; i < width; i++) {
+        float unit = x[i] * scale;
+        dweight[i] += dx[i] * unit;
+        dx[i] *= weight[i];
+        along += dx[i] * unit;
+    }
+    along /= width;
+    for (i64 i = 0; i < width; i++) dx[i] = (dx[i] - x[i] * scale * along) * scale;
+}
+
+/* Queries and keys of each token, normed and rotated, from qkv (rows, (heads + 2 kv_heads) * width).
+   Row r is at position r % time. */
+void qk_norm_rope(const float *qkv, const float *query_weight, const float *key_weight,
+                  const float *cosines, const float *sines, float epsilon, i64 rows, i64 time,
+                  i64 heads, i64 kv_heads, i64 width, float *q, float *k, int threads) {
+    FOR_EACH_PART FOR_ROWS_OF_PART {
+        const float *x = qkv + row * (heads + 2 * kv_heads) * width;
+        const float *c = cosines + row % time * width, *s = sines + row % time * width;
+        for (i64 head = 0; head < heads; head++)
+            rotate_head(x + head * width, query_weight, c, s, epsilon, width,
+                        q + (row * heads + head) * width);
+        for (i64 head = 0; head < kv_heads; head++)
+            rotate_head(x + (heads + head) * width, key_weight, c, s, epsilon, width,
+                        k + (row * kv_heads + head) * width);
+    }
+}
+
+void qk_norm_rope_backward(const float *qkv, const float *query_weight, const float *key_weight,
+                           const float *cosines, const float *sines, float epsilon, i64 rows,
+                           i64 time, i64 heads, i64 kv_heads, i64 width, const float *dq,
+                           const float *dk, const float *dv, float *dqkv, float *sums,
+                           int threads) {
+    FOR_EACH_PART {
+        float *dquery = sums + part * 2 * width, *dkey = dquery + width;
+        memset(dquery, 0, 2 * width * sizeof(float));
+        FOR_ROWS_OF_PART {
+            i64 start = row * (heads + 2 * kv_heads) * width, keys = start + heads * width;
+            const float *c = cosines + row % time * width, *s = sines + row % time * width;
+            for (i64 head = 0; head < heads; head++)
+                rotate_head_backward(qkv + start + head * width, query_weight, c, s, epsilon,
+                                     width, dq + (row * heads + head) * width,
+                                     dqkv + start + head * width, dquery);
+            for (i64 head = 0; head < kv_heads; head++)
+                rotate_head_backward(qkv + keys + head * width, key_weight, c, s, epsilon,
+                                     width, dk + (row * kv_heads + head) * width,
+                                     dqkv + keys + head * width, dkey);
+            memcpy(dqkv + keys + kv_heads * width, dv + row * kv_heads * width,
+                   kv_heads * width * sizeof(float));
+        }
+    }
+}
+
+/* out = silu(gate) * up: x (rows, 2 * width) has the gate first. */
+void swiglu(const float *x, i64 rows, i64 width, float *out, int threads) {
+    FOR_EACH_PART FOR_ROWS_OF_PART {
+        const float *gate = x + row * 2 * width, *up = gate + width;
+        float *o = out + row * width;
+        for (i64 i = 0; i < width; i++) o[i] = gate[i] * sigmoid(gate[i]) * up[i];
+    }
+}
+
+void swiglu_backward(const float *x, const float *grad, i64 rows, i64 width, float *dx,
+                     int threads) {
+    FOR_EACH_PART FOR_ROWS_OF_PART {
+        const float *gate = x + row * 2 * width, *up = gate + width, *g = grad + row * width;
+        float *dgate = dx + row * 2 * width, *dup = dgate + width;
+        for (i64 i = 0; i < width; i++) {
+            float open = sigmoid(gate[i]);
+            dup[i] = g[i] * gate[i] * open;
+            dgate[i] = g[i] * up[i] * open * (1 + gate[i] * (1 - open));
+        }
+    }
+}
+
+/* GELU with tanh: x sigmoid(2 z) with z = sqrt(2 / pi) (x + 0.044715 x^3). */
+#define TWICE 1.59576912f /* 2 sqrt(2 / pi) */
+
+void gelu_tanh(const float *x, i64 rows, i64 width, float *out, int threads) {
+    FOR_EACH_PART FOR_ROWS_OF_PART {
+        const float *in = x + row * width;
+        float *o = out + row * width;
+        for (i64 i = 0; i < width; i++)
+            o[i] = in[i] * sigmoid(TWICE * in[i] * (1 + 0.044715f * in[i] * in[i]));
+    }
+}
+
+void gelu_tanh_backward(const float *x, const float *grad, i64 rows, i64 width, float *dx,
+                        int threads) {
+    FOR_EACH_PART FOR_ROWS_OF_PART {
+        const float *in = x + row * width, *g = grad + row * width;
+        float *d = dx + row * width;
+        for (i64 i = 0; i < width; i++) {
+            float square = in[i] * in[i], open = sigmoid(TWICE * in[i] * (1 + 0.044715f * square));
+            float slope = TWICE * (1 + 3 * 0.044715f * square);
+            d[i] = g[i] * open * (1 + in[i] * (1 - open) * slope);
+        }
+    }
+}
+
+/* The cross-entropy of each row of logits (rows, stride), of which `columns` count. Overwrites the
+   logits with softmax(logits) - onehot(target), the gradient of the sum. */
+void cross_entropy(float *logits, const i64 *targets, i64 rows, i64 stride, i64 columns,
+                   float *losses, int threads) {
+    FOR_EACH_PART FOR_ROWS_OF_PART {
+        if (targets[row] < 0 || targets[row] >= columns) {
+            losses[row] = NAN;
+            continue;
+        }
+        float *x = logits + row * stride, most = x[0], sum = 0, right = x[targets[row]];
+        PRAGMA(omp simd reduction(max : most))
+        for (i64 i = 0; i < columns; i++) most = x[i] > most ? x[i] : most;
+        SUMS(sum) for (i64 i = 0; i < columns; i++) {
+            x[i] = exponential(x[i] - most);
+            sum += x[i];
+        }
+        float share = 1 / sum;
+        for (i64 i = 0; i < columns; i++) x[i] *= share;
+        x[targets[row]] -= 1;
+        losses[row] = logf(sum) + most - right;
+    }
+}

@@ -1,0 +1,205 @@
+"""The kernels in C for training on a CPU, against the plain functions."""
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models import PUBLISHED_FAMILIES, every_gpt, gpt_config, lively
+from torch import Tensor
+
+from nanolm.model.config import GPTConfig
+from nanolm.model.fast import native
+from nanolm.model.fast.native import build
+from nanolm.model.fast.training import speed_up, training_kernels
+from nanolm.model.gpt import NONLINEARITIES
+from nanolm.model.positions import rotate, rotation_table
+from nanolm.training.loss import next_token_loss
+
+needs_compiler = pytest.mark.skipif(not native.available(), reason="there is no C compiler")
+EPSILON = 1e-5
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"], autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def some(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def alike(ours: Callable[..., Any], plain: Callable[..., Any], *inputs: Tensor) -> None:
+    """The same results and the same gradients."""
+    found, wanted = ours(*inputs), plain(*inputs)
+    if isinstance(found, Tensor):
+        found, wanted = (found,), (wanted,)
+    # Gradients that are not contiguous, as those of attention may be.
+    grads = [torch.randn_like(each.mT).mT for each in found]
+    ours_back = torch.autograd.grad(found, inputs, grads)
+    plain_back = torch.autograd.grad(wanted, inputs, grads)
+    for a, b in zip([*found, *ours_back], [*wanted, *plain_back], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("rows", [1, 2, 41])
+@pytest.mark.parametrize("dim", [7, 48, 256])
+@pytest.mark.parametrize("kind", ["rms", "layer", "layer with bias"])
+@pytest.mark.parametrize("add", [True, False])
+def test_norms(add: bool, kind: str, dim: int, rows: int) -> None:
+    xs, weights = [some(rows, 1, dim) for _ in range(1 + add)], [some(dim)]
+    weights += [some(dim)] if kind == "layer with bias" else []
+
+    def parts(inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        given: tuple[Any, ...] = inputs if add else (inputs[0], None, *inputs[1:])
+        return given if len(given) == 4 else (*given, None)
+
+    def plain(*inputs: Tensor) -> Any:
+        x, y, weight, bias = parts(inputs)
+        x = x if y is None else x + y
+        if kind == "rms":
+            return x, F.rms_norm(x, (dim,), weight, EPSILON)
+        return x, F.layer_norm(x, (dim,), weight, bias, EPSILON)
+
+    alike(lambda *all_: native.add_norm(*parts(all_), EPSILON, kind != "rms"), plain, *xs, *weights)
+
+
+@needs_compiler
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 16), (6, 3, 10), (3, 1, 64)])
+def test_qk_norm_rope(heads: int, kv_heads: int, head_dim: int, norm: bool) -> None:
+    config = gpt_config(heads=heads, kv_heads=kv_heads, dim=heads * head_dim)
+    cosines, sines = (table[:5] for table in rotation_table(9, config))
+
+    def ours(qkv: Tensor, *weights: Tensor) -> Any:
+        some_weights = weights or (None, None)
+        return native.qk_norm_rope(qkv, cosines, sines, heads, kv_heads, *some_weights, EPSILON)
+
+    def plain(qkv: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        parts = [heads, kv_heads, kv_heads]
+        q, k, v = qkv.unflatten(2, (sum(parts), head_dim)).split(parts, dim=2)
+        if weights:
+            q = F.rms_norm(q, (head_dim,), weights[0], EPSILON)
+            k = F.rms_norm(k, (head_dim,), weights[1], EPSILON)
+        q, k = (rotate(t.transpose(1, 2), (cosines, sines)).transpose(1, 2) for t in (q, k))
+        return q, k, v
+
+    weights = [some(head_dim), some(head_dim)] if norm else []
+    alike(ours, plain, some(2, 5, (heads + 2 * kv_heads) * head_dim), *weights)
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [1, 48, 1100])
+@pytest.mark.parametrize("kind", ["swiglu", "gelu_tanh"])
+def test_nonlinearities(kind: str, width: int) -> None:
+    inputs = (3 * torch.randn(3, 2, 2 * width)).requires_grad_()
+    alike(getattr(native, kind), NONLINEARITIES[kind], inputs)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("rows", "columns"), [(3, 65), (5, 128), (2, 5000)])
+def test_cross_entropy(rows: int, columns: int) -> None:
+    logits = 10 * torch.randn(rows, columns)
+    logits[0, :40] = -torch.inf
+    targets = torch.randint(40, columns, (rows,))
+    plain = logits.clone().requires_grad_()
+    wanted = F.cross_entropy(plain, targets, reduction="none")
+    wanted.sum().backward()
+    losses = native.cross_entropy_(logits, targets, columns)
+    torch.testing.assert_close(losses, wanted.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, plain.grad, rtol=1e-5, atol=1e-6)
+
+
+@needs_compiler
+def test_what_went_wrong_shows() -> None:
+    logits = torch.randn(4, 30)
+    logits[0, 7], logits[1, 0] = torch.nan, torch.inf
+    losses = native.cross_entropy_(logits, torch.tensor([3, 3, 30, -100]), 30)
+    assert not losses.isfinite().any()  # the last two targets do not exist
+    x = torch.full((1, 16), torch.nan)
+    for kind in ("swiglu", "gelu_tanh"):
+        assert getattr(native, kind)(x).isnan().all()
+    assert native.add_norm(x, None, torch.ones(16), None, EPSILON, False)[1].isnan().all()
+
+
+PUBLISHED = [gpt_config(**changes) for changes in PUBLISHED_FAMILIES.values()]
+
+
+@needs_compiler
+@pytest.mark.parametrize("config", [*random.Random(0).sample(every_gpt(), 40), *PUBLISHED], ids=str)
+def test_whole_models(config: GPTConfig) -> None:
+    """Loss and all gradients, with and without the kernels."""
+    model = lively(config).double().train()
+    ids = torch.randint(config.vocab_size, (3, config.context))
+
+    def run() -> dict[str, Tensor]:
+        model.zero_grad()
+        loss = next_token_loss(model.head, model.hidden_states(ids), ids)
+        loss.backward()
+        grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        return {"loss": loss.detach(), **grads}
+
+    exact = run()
+    speed_up(model.float(), kernels=native)
+    ours = run()
+    assert set(ours) == set(exact)
+    for name, wanted in exact.items():
+        assert (ours[name] - wanted).norm() <= 1e-4 * wanted.norm() + 3e-5, name
+
+
+def test_only_float32_on_a_cpu() -> None:
+    assert training_kernels(torch.ones(1)) is (native if native.available() else None)
+    assert training_kernels(torch.ones(1, dtype=torch.float64)) is None
+    assert training_kernels(torch.ones(1, device="meta")) is None
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("NANOLM_CACHE", str(tmp_path))
+    build.library.cache_clear()
+    yield tmp_path
+    build.library.cache_clear()
+
+
+@needs_compiler
+def test_compiles_once_and_leaves_one_file(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert build.library() is not None
+    (file,) = own_cache.iterdir()
+    build.library.cache_clear()
+    monkeypatch.setattr(build, "compile_to", lambda *_: pytest.fail("compiled again"))
+    assert build.library() is not None
+    monkeypatch.setattr(build, "cpu_features", lambda: "another processor")
+    assert build.fingerprint(str(shutil.which("cc"))) not in file.name
+
+
+def test_a_damaged_file_is_replaced(own_cache: Path) -> None:
+    if build.library() is None:
+        pytest.skip("there is no C compiler")
+    (file,) = own_cache.iterdir()
+    build.library.cache_clear()
+    file.unlink()  # the loaded file stays mapped, so it must not be overwritten
+    file.write_bytes(b"\x7fELF cut off")
+    assert build.library() is not None
+
+
+@pytest.mark.parametrize("script", [None, "exit 1", "echo nothing"])
+def test_without_a_working_compiler(
+    script: str | None, own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any
+) -> None:
+    compiler = tmp_path_factory.mktemp("bin") / "cc"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(build, "which", lambda: str(compiler) if script else None)
+    assert build.library() is None
+    assert not native.available()
+    assert not list(own_cache.iterdir())
