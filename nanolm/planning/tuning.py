@@ -267,8 +267,9 @@ def with_kernels(model: Network, settings: Settings) -> None:
     if isinstance(model, Model) and not (
         model.device.type == "cuda" and getattr(settings, "deterministic", False)
     ):
-        weight = next(model.parameters())
-        speed_up(model, kernels=training_kernels(weight, settings.dtype == "float8"))
+        dtype = next(model.parameters()).dtype
+        kernels = training_kernels(model.device, dtype, settings.dtype == "float8")
+        speed_up(model, kernels=kernels)
 
 
 def compile_model(model: Model) -> None:

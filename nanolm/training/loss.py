@@ -32,14 +32,15 @@ def next_token_loss(
     `targets` and `weights` are (batch, time)."""
     x, targets = x.flatten(0, 1), targets.flatten()
     weights = None if weights is None else weights.flatten()
-    kernels = training_kernels(x)
+    autocast = torch.is_autocast_enabled(x.device.type)
+    dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
+    kernels = training_kernels(x.device, dtype)
     few = len(x) * head.out_features < MAX_KEPT_LOGITS
     if not torch.is_grad_enabled() or (few and not kernels):
         if weights is None:
             return F.cross_entropy(head(x), targets)
         return F.cross_entropy(head(x), targets, reduction="none") @ weights
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
+    x = x.to(dtype)
     turn = kernels.cross_entropy_ if kernels else cross_entropy_
     scores: Any = partial(LogitProducts, turn=turn)
     if head.out_features >= MIN_OWN_LOGITS:
@@ -124,7 +125,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         to_x, to_weight = ctx.saved_tensors
         share = gradient / ctx.count  # only now: earlier, it would underflow in float16
-        kernels = training_kernels(to_x) if to_x.is_cuda else None
+        kernels = training_kernels(to_x.device, to_x.dtype) if to_x.is_cuda else None
         to_x = kernels.multiply_(to_x, share) if kernels else to_x.mul_(share)
         return to_x, None if to_weight is None else to_weight.mul_(share), None, None, None
 

@@ -36,7 +36,9 @@ def some(*shape: int) -> Tensor:
     return torch.randn(*shape, requires_grad=True)
 
 
-def alike(ours: Callable[..., Any], plain: Callable[..., Any], *inputs: Tensor) -> None:
+def alike(
+    ours: Callable[..., Any], plain: Callable[..., Any], *inputs: Tensor, atol: float = 2e-5
+) -> None:
     """The same results and the same gradients."""
     found, wanted = ours(*inputs), plain(*inputs)
     if isinstance(found, Tensor):
@@ -46,7 +48,7 @@ def alike(ours: Callable[..., Any], plain: Callable[..., Any], *inputs: Tensor) 
     ours_back = torch.autograd.grad(found, inputs, grads)
     plain_back = torch.autograd.grad(wanted, inputs, grads)
     for a, b in zip([*found, *ours_back], [*wanted, *plain_back], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5)
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=atol)
 
 
 @needs_compiler
@@ -97,6 +99,27 @@ def test_qk_norm_rope(heads: int, kv_heads: int, head_dim: int, norm: bool) -> N
 
 
 @needs_compiler
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(2, 2, 16), (6, 3, 48), (4, 1, 64)])
+@pytest.mark.parametrize("time", [1, 7, 16, 133])
+def test_attention(time: int, heads: int, kv_heads: int, head_dim: int, strided: bool) -> None:
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if strided:  # as `qk_norm_rope` returns the values
+            v = torch.cat([torch.zeros_like(v), v], dim=2)[:, :, kv_heads:]
+        return native.attention(q, k, v)
+
+    def plain(*inputs: Tensor) -> Tensor:
+        q, k, v = (t.transpose(1, 2).double() for t in inputs)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return y.transpose(1, 2).float()
+
+    q, k, v = (some(3, time, count, head_dim) for count in (heads, kv_heads, kv_heads))
+    alike(ours, plain, q, k, v)
+    sharp = (20 * q).detach().requires_grad_()  # some weights are 0, some 1
+    alike(ours, plain, sharp, k, v, atol=1e-3)
+
+
+@needs_compiler
 @pytest.mark.parametrize("width", [1, 48, 1100])
 @pytest.mark.parametrize("kind", ["swiglu", "gelu_tanh"])
 def test_nonlinearities(kind: str, width: int) -> None:
@@ -128,6 +151,10 @@ def test_what_went_wrong_shows() -> None:
     for kind in ("swiglu", "gelu_tanh"):
         assert getattr(native, kind)(x).isnan().all()
     assert native.add_norm(x, None, torch.ones(16), None, EPSILON, False)[1].isnan().all()
+    q, k, v = torch.randn(3, 1, 20, 1, 16).unbind()
+    q[0, 9] = torch.nan
+    broken = native.attention(q, k, v).isnan().all(dim=3).flatten()
+    assert broken.nonzero().tolist() == [[9]]  # the other queries do not see it
 
 
 PUBLISHED = [gpt_config(**changes) for changes in PUBLISHED_FAMILIES.values()]
@@ -156,9 +183,25 @@ def test_whole_models(config: GPTConfig) -> None:
 
 
 def test_only_float32_on_a_cpu() -> None:
-    assert training_kernels(torch.ones(1)) is (native if native.available() else None)
-    assert training_kernels(torch.ones(1, dtype=torch.float64)) is None
-    assert training_kernels(torch.ones(1, device="meta")) is None
+    cpu, meta = torch.device("cpu"), torch.device("meta")
+    assert training_kernels(cpu, torch.float32) is (native if native.available() else None)
+    assert training_kernels(cpu, torch.float64) is None
+    assert training_kernels(meta, torch.float32) is None
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_dtypes_use_the_plain_functions(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "call", lambda *_: pytest.fail("a kernel was called"))
+    model = speed_up(lively(gpt_config(vocab_size=2_000)).train(), kernels=native)
+    ids = torch.randint(2_000, (3, model.config.context))
+    model = model.double() if dtype == torch.float64 else model
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float64):
+        loss = next_token_loss(model.head, model.hidden_states(ids), ids)
+    loss.backward()
+    assert loss.isfinite()
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from nanolm.errors import OutOfMemory, UsageError
 from nanolm.model import huggingface
 from nanolm.model.build import build_model
 from nanolm.model.config import configure
+from nanolm.model.fast import native
 from nanolm.planning import planner, tuning
 from nanolm.pretraining import language
 from nanolm.runs import checkpoint
@@ -91,6 +92,7 @@ def test_the_compile_decision_is_made_once_and_saved(
 
     monkeypatch.setattr(torch, "compile", compile_)
     monkeypatch.setattr(language, "missing_compiler", lambda device: None)
+    monkeypatch.setattr(native, "available", lambda: False)
     monkeypatch.setattr(compile_choice, "EXPECTED_GAIN", {"cpu": gain})
     notes: list[str] = []
     run = tmp_path / "run"
@@ -125,10 +127,22 @@ def test_a_slow_first_step_is_no_reason_to_compile(
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(trainer.Trainer, "train_step", step)
     monkeypatch.setattr(language, "missing_compiler", lambda device: None)
+    monkeypatch.setattr(native, "available", lambda: False)
     notes: list[str] = []
     train(tmp_path / "run", notes)
     choices = [note for note in notes if note.startswith("compile: no (")]
     assert all(f" {seconds} s" in choices[0] for seconds in (1, 10)), choices
+
+
+@pytest.mark.skipif(not native.available(), reason="there is no C compiler")
+def test_kernels_are_faster_than_a_compiled_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language, "missing_compiler", lambda device: None)
+    monkeypatch.setattr(compile_choice, "EXPECTED_GAIN", {"cpu": 1e9})
+    notes: list[str] = []
+    train(tmp_path / "run", notes, steps=12)
+    assert not [note for note in notes if note.startswith("compile: ")]
 
 
 @pytest.mark.slow

@@ -111,12 +111,17 @@ def override(module: nn.Module, name: str, function: Callable[..., Any]) -> None
     setattr(module, name, MethodType(function, module))
 
 
-def training_kernels(x: Tensor, float8: bool = False) -> Any:
-    """The module of kernels for training with tensors like `x`, or None."""
-    if x.is_cuda:
+def training_kernels(device: torch.device, dtype: torch.dtype, float8: bool = False) -> Any:
+    """The module of kernels for training there with products in `dtype`, or None."""
+    if device.type == "cuda":
         return kernels_for_gpu(float8)
-    usable = x.device.type == "cpu" and x.dtype == torch.float32 and native.available()
+    usable = device.type == "cpu" and dtype == torch.float32 and native.available()
     return native if usable else None
+
+
+def usable(kernels: Any, x: Tensor) -> bool:
+    """Whether the kernels of a model support `x`, which autocast may have converted."""
+    return kernels is not None and (x.is_cuda or x.dtype == torch.float32)
 
 
 def kernels_for_gpu(float8: bool = False) -> Any:
@@ -134,9 +139,10 @@ def fast_transform(self: GPT, x: Tensor, inputs: AttentionInputs, first: int = 0
     speedups, kernels = speedups_of(self), block_kernels(self)
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))  # the dtype of the block outputs
-        if kernels:
+        if usable(kernels, x):
             modules = self.blocks.modules()
             kernels.refresh([each for each in modules if isinstance(each, nn.Linear)], x.dtype)
+    kernels = kernels if usable(kernels, x) else None
     if speedups.recompute:
         random = self.config.dropout > 0  # recomputing must repeat the same dropout
         for block in islice(self.blocks, first, None):
@@ -172,7 +178,8 @@ def add_and_norm(kernels: Any, norm: Any, x: Tensor, y: Tensor | None) -> tuple[
 
 def fused_attention(kernels: Any) -> Callable[..., Tensor]:
     def forward(self: Attention, x: Tensor, inputs: AttentionInputs) -> Tensor:
-        if not self.training or inputs.cache or inputs.attn_weights is not None:
+        watched = inputs.cache or inputs.attn_weights is not None
+        if not self.training or watched or not usable(kernels, x):
             return Attention.forward(self, x, inputs)
         qkv = kernels.linear(self.qkv, x)
         rotation, heads = inputs.rotation if self.rotated else None, (self.heads, self.kv_heads)
@@ -187,10 +194,15 @@ def fused_attention(kernels: Any) -> Callable[..., Tensor]:
             q, k, v = kernels.split(qkv, *heads)
             if self.qk_norm:
                 q, k = self.query_norm(q), self.key_norm(k)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (batch, heads, time, head_dim)
         if rotation:
-            q, k = self.rotate(q, rotation), self.rotate(k, rotation)
-        y = self.attend(q, k, v, None).transpose(1, 2).flatten(2)  # (batch, time, heads * head_dim)
+            q, k = (self.rotate(t.transpose(1, 2), rotation).transpose(1, 2) for t in (q, k))
+        own = "attend" not in vars(self) and getattr(kernels, "attention", None)
+        if own and q.shape[3] % kernels.LANES == 0:
+            y = own(q, k, v)  # (batch, time, heads, head_dim)
+        else:
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (batch, heads, time, head_dim)
+            y = self.attend(q, k, v, None).transpose(1, 2)  # (batch, time, heads, head_dim)
+        y = y.flatten(2)  # (batch, time, heads * head_dim)
         return kernels.linear(self.out, y)  # type: ignore[no-any-return]
 
     return forward
@@ -204,7 +216,7 @@ def fused_feed_forward(kernels: Any, kind: str) -> Callable[..., Tensor]:
         nonlinearity = getattr(kernels, kind)
 
     def forward(self: FeedForward, x: Tensor) -> Tensor:
-        if kernels and not self.training:
+        if kernels and not (self.training and usable(kernels, x)):
             return FeedForward.forward(self, x)
         return linear(self.out, nonlinearity(linear(self.up, x)))  # type: ignore[no-any-return]
 

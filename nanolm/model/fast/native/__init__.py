@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from nanolm.model.fast.native.build import library
 
+LANES = 16  # floats in the widest vectors; `attention` needs a multiple of it as head_dim
+
 
 def available() -> bool:
     return library() is not None
@@ -26,6 +28,7 @@ def call(name: str, *arguments: Any) -> None:
     given: list[Any] = []
     for value in arguments:
         if isinstance(value, Tensor):
+            assert value.dtype in (torch.float32, torch.int64)
             given.append(ctypes.c_void_p(value.data_ptr()))
         elif isinstance(value, float):
             given.append(ctypes.c_float(value))
@@ -41,7 +44,7 @@ def empty_sums(like: Tensor, width: int) -> Tensor:
     return like.new_empty(torch.get_num_threads(), 2, width)
 
 
-class AddNorm(torch.autograd.Function):
+class NativeAddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -76,7 +79,7 @@ class AddNorm(torch.autograd.Function):
         return dx, dx if ctx.add else None, dweight, dbias if ctx.bias else None, None, None
 
 
-class QKNormRoPE(torch.autograd.Function):
+class NativeQKNormRoPE(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -109,7 +112,7 @@ class QKNormRoPE(torch.autograd.Function):
         return dqkv, None, None, None, None, *weights, None
 
 
-class Split(torch.autograd.Function):
+class NativeSplit(torch.autograd.Function):
     """Queries, keys and values, whose gradients are concatenated."""
 
     @staticmethod
@@ -122,7 +125,28 @@ class Split(torch.autograd.Function):
         return torch.cat(gradients, dim=2).flatten(2), None, None
 
 
-class Activation(torch.autograd.Function):
+class NativeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = q.contiguous(), k.contiguous()
+        if v.stride()[2:] != (v.shape[3], 1) or v.stride(0) != v.shape[1] * v.stride(1):
+            v = v.contiguous()
+        batch, time, heads, width = q.shape
+        ctx.shape = (k.stride(1), v.stride(1), batch, time, heads, k.shape[2], width)
+        out, sizes = torch.empty_like(q), q.new_empty(batch, heads, time)
+        call("attention", q, k, v, *ctx.shape, out, sizes)
+        ctx.save_for_backward(q, k, v, out, sizes)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        q, k, v, *saved = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(k)
+        call("attention_backward", q, k, v, *ctx.shape, *saved, grad.contiguous(), dq, dk, dv)
+        return dq, dk, dv
+
+
+class NativeActivation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, name: str, inputs: int) -> Tensor:
         x = x.contiguous()
@@ -142,23 +166,28 @@ class Activation(torch.autograd.Function):
 
 
 def add_norm(x: Tensor, y: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
-    return AddNorm.apply(x, y, *rest)  # type: ignore[no-any-return, no-untyped-call]
+    return NativeAddNorm.apply(x, y, *rest)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def qk_norm_rope(qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return QKNormRoPE.apply(qkv, *rest)  # type: ignore[no-any-return, no-untyped-call]
+    return NativeQKNormRoPE.apply(qkv, *rest)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention: all are (batch, time, heads or kv_heads, head_dim)."""
+    return NativeAttention.apply(q, k, v)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def split(qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return Split.apply(qkv, *rest)  # type: ignore[no-any-return, no-untyped-call]
+    return NativeSplit.apply(qkv, *rest)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def swiglu(x: Tensor) -> Tensor:
-    return Activation.apply(x, "swiglu", 2)  # type: ignore[no-any-return, no-untyped-call]
+    return NativeActivation.apply(x, "swiglu", 2)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    return Activation.apply(x, "gelu_tanh", 1)  # type: ignore[no-any-return, no-untyped-call]
+    return NativeActivation.apply(x, "gelu_tanh", 1)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from pathlib import Path
 from nanolm.errors import NanolmError
 from nanolm.machine import cache_folder
 
-SOURCE = Path(__file__).with_name("kernels.c")
+SOURCES = [Path(__file__).with_name(name) for name in ("rows.h", "kernels.c", "attention.c")]
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 # The first that compiles: some compilers have no OpenMP, or another name for this processor.
 VARIANTS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp-simd"), ())
@@ -41,7 +41,7 @@ def which() -> str | None:
 
 def fingerprint(compiler: str) -> str:
     """Of everything that the compiled code depends on: a cache folder may be shared by machines."""
-    digest = hashlib.sha256(SOURCE.read_bytes())
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES))
     digest.update(repr((FLAGS, VARIANTS, compiler, platform.uname()[4:], cpu_features())).encode())
     return digest.hexdigest()[:16]
 
@@ -58,7 +58,7 @@ def compile_to(file: Path, compiler: str) -> None:
     with tempfile.TemporaryDirectory(dir=file.parent, prefix="kernels-") as folder:
         made = Path(folder) / "kernels.so"
         for variant in VARIANTS:
-            command = [compiler, *FLAGS, *variant, str(SOURCE), "-o", str(made), "-lm"]
+            command = [compiler, *FLAGS, *variant, *map(str, SOURCES[1:]), "-o", str(made), "-lm"]
             run = subprocess.run(command, capture_output=True, timeout=COMPILE_SECONDS)
             if run.returncode == 0:
                 os.replace(made, file)
