@@ -65,6 +65,8 @@ TABLE: Table = {
         "dim": "Embedding width; a multiple of --heads.",
         "hidden": "Hidden width of the feed-forward layers.  [default: depends on --dim]",
         "context": "Context length in tokens.",
+        "early_context": "Split windows into shorter ones until the learning rate decays, which "
+        "is faster.  [default: half of the default --context for small models on a CPU]",
         "dropout": "Dropout rate.  [default: depends on the number of epochs]",
     },
     "Architecture (defaults set by --family)": {
@@ -117,7 +119,13 @@ COMMON = {
 
 BUDGETS = ("steps", "minutes", "epochs", "tokens")
 MEASURED = ("threads", "workers", "attention", "compile", "shard")  # per model and machine
-SIZED = ("context", "batch", "lr", *MEASURED)  # settings that depend on the model size
+SIZED = (
+    "context",
+    "early_context",
+    "batch",
+    "lr",
+    *MEASURED,
+)  # settings that depend on the model size
 # On the command line, each of these overrides others from the environment or a --config file.
 OVERRIDES = {
     **{name: tuple(other for other in BUDGETS if other != name) for name in BUDGETS},

@@ -32,7 +32,10 @@ LEAST_SECONDS_TO_SEARCH = 2.0  # of training time; with less, no sizes are timed
 EVALUATIONS = 10  # on the validation set, in the whole run
 SECONDS_PER_EVALUATION = 5.0  # at least this long between two evaluations
 EVALUATION_SHARE = 0.05  # of the time budget
-SETUP_SHARE = 0.25  # of the time budget, at most, before the first step
+# Of the time budget, at most, before the first step. A GPU soon sees a text many times, so it is
+# worth the time to prepare more of it.
+SETUP_SHARE, SETUP_SHARE_ON_GPU = 0.25, 0.45
+PLANNING_SHARE = 0.07  # for planning, at least
 TO_CHANGE = "set --minutes, --steps, --epochs or --tokens to change it"
 
 
@@ -78,9 +81,10 @@ def make_plan(
         plan.fill(family=DEFAULT_FAMILY)
         minutes = plan.settings.minutes or 0
         share = (1 - recipe.STUDENT_SHARE) / settings.teachers if settings.teachers else 1.0
+        until = max(setup_share(settings) * 60 * minutes, elapsed() + PLANNING_SHARE * 60 * minutes)
         clock = Clock(
             lambda: share * (60 * (1 - EVALUATION_SHARE) * minutes - elapsed()),
-            lambda: 60 * SETUP_SHARE * minutes - elapsed(),
+            lambda: until - elapsed(),
         )
         names = ("layers", "heads", "dim", "batch", "weight_decay")
         undecided = text.size >= TINY_CORPUS and any(plan.open(name) for name in names)
@@ -112,6 +116,10 @@ def make_plan(
     if base is None:
         warn_of_little_text(plan, text)
     return plan
+
+
+def setup_share(settings: TrainSettings) -> float:
+    return SETUP_SHARE_ON_GPU if choose_device(settings.device)[0] == "cuda" else SETUP_SHARE
 
 
 def choose_sharding(plan: Plan, config: ModelConfig) -> None:
@@ -169,10 +177,33 @@ def choose_size(plan: Plan, text: TextStats, clock: Clock, report: Report) -> Si
         shape = f"{config.layers} x {config.dim}, {config.heads} heads"
         plan.choices.append(Choice("model", shape, reason))
     plan.fill(layers=config.layers, heads=config.heads, dim=config.dim)
-    plan.choose("context", config.context, "suits this model size")
-    tokens, step = estimate.batch * config.context, readable(1000 * estimate.step)
-    plan.choose("batch", estimate.batch, f"{tokens:,} tokens per step, {step} ms")
+    context, batch, reason = config.context, estimate.batch, "suits this model size"
+    tokens, step = batch * context, readable(1000 * estimate.step)
+    if grows_context(plan, text, estimate):
+        plan.fill(early_context=context)
+        reason = f"{context} until the learning rate decays, which is faster"
+        context, batch = 2 * context, batch // 2
+    plan.choose("context", context, reason)
+    plan.choose("batch", batch, f"{tokens:,} tokens per step, {step} ms")
     return estimate
+
+
+def grows_context(plan: Plan, text: TextStats, estimate: SizeEstimate) -> bool:
+    """Whether to train on windows twice as long as soon as the learning rate decays. Most of the
+    time, a CPU learns more from twice as many short ones."""
+    settings, context = plan.settings, estimate.config.context
+    planned = all(plan.open(name) for name in ("context", "early_context", "batch"))
+    return (
+        planned
+        and settings.device == "cpu"
+        and estimate.config.positions == "rope"
+        and context < recipe.LONG_CONTEXT
+        and 2 * context <= text.longest_context
+        and estimate.batch % 2 == 0
+        and estimate.passes < recipe.MOST_PASSES  # teachers and students see the same windows
+        and not settings.teachers
+        and plan.processes == 1
+    )
 
 
 def choose_preset(plan: Plan, text: TextStats) -> None:
@@ -274,7 +305,7 @@ def choose_optimizer(
     if plan.settings.dropout and passes >= recipe.HUNDREDS_OF_PASSES:
         reason = "EMA of the weights over about 50 steps, because dropout makes single steps noisy"
         plan.choose("average", recipe.EMA_DECAY, reason)
-    plan.fill(average=0.0 if base else recipe.ema_decay(steps, passes))
+    plan.fill(average=0.0 if base else recipe.ema_decay(steps, passes, step_tokens))
     if base is not None or not isinstance(config, GPTConfig) or text.size < TINY_CORPUS:
         return
     if (ngram_bits := text.ngram_bits()) is None:

@@ -32,7 +32,10 @@ DROPOUT = 0.1
 HUNDREDS_OF_PASSES = 40  # as over a tiny text: from here on, more dropout helps
 MOST_DROPOUT = 0.4
 EMA_DECAY = 0.98  # dropout makes single steps noisy; an average of fifty is better
-EMA_SHARE = 0.02  # of the steps, to average the weights over; twice that for many passes
+EMA_SHARE = 0.02  # of the steps, to average the weights over; twice that for many passes,
+NOISY_EMA_SHARE = 0.1  # and this for small batches, which make steps noisy
+SMALL_BATCH = 4_096  # tokens
+LONG_CONTEXT = 256  # tokens; the start of such a window, with little context, hardly counts
 TINY_STEPS = 240  # of the smallest model
 REPRODUCED_BYTES = 10_000  # below this, the model should reproduce the text, not generalize
 LIGHT_PULL = 1.5  # learning rate * weight decay * steps below that size
@@ -109,9 +112,10 @@ def distillation_gain(teachers: int) -> float:
     return MOST_GAIN * (1 - 1 / teachers)
 
 
-def ema_decay(steps: int, passes: float) -> float:
+def ema_decay(steps: int, passes: float, step_tokens: float = math.inf) -> float:
     """The decay of an EMA over a small share of the steps; 0 for too few steps."""
-    averaged = EMA_SHARE * steps * (2 if passes >= MANY_PASSES else 1)
+    share = EMA_SHARE * (2 if passes >= MANY_PASSES else 1)
+    averaged = steps * (NOISY_EMA_SHARE if step_tokens < SMALL_BATCH else share)
     return round(1 - 1 / averaged, 6) if averaged >= 2 else 0.0
 
 

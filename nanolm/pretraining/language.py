@@ -48,7 +48,7 @@ LEAST_EVALUATED_TOKENS = 4_096
 FIRST_EVALUATION_SECONDS = 0.8  # extra time of the first evaluation, if it is also the last
 FINAL_SECONDS = 0.7  # to finish a run
 SAMPLE_TOKENS = 80
-SAMPLE_SHARE = 0.02  # of the training time, if it is limited; the last sample is always written
+SAMPLE_SHARE = 0.01  # of the training time, if it is limited; the last sample is always written
 UNPLANNED_PATIENCE = 3  # evaluations clearly worse than the best, if no number of steps was given
 WRONG_FORECAST = 0.05  # relative error from which a corrected forecast is reported
 SHIFTED_TEXT = 1.3  # times the n-gram loss of training text: the validation text differs in kind
@@ -61,6 +61,7 @@ class NextToken(Task):
         assert settings.context and settings.batch
         self.job, self.notify, self.world, self.slowdown = job, notify, world, slowdown
         self.step_tokens = settings.batch * settings.context
+        self.lengthens = settings.early_context is not None
         shape = (settings.context, settings.batch, settings.seed)
         batches = Batches(job.text.train, *shape, world.rows(settings.batch), job.text.parts)
         self.source = source(batches, settings.device)
@@ -68,7 +69,8 @@ class NextToken(Task):
         self.network = job.model.to(settings.device)
         self.model: nn.Module = self.network
         self.adapters: Adapters | None = None
-        if settings.train == "lora":  # without fused kernels, which skip the adapters
+        speed_up(self.network, kernels=None)  # used to measure the speed
+        if settings.train == "lora":  # without kernels, which skip the adapters
             torch.manual_seed(settings.seed)
             self.network.requires_grad_(False)
             self.adapters = Adapters(self.network)
@@ -76,7 +78,7 @@ class NextToken(Task):
             if job.checkpoint:
                 self.load_weights(job.checkpoint)
         elif settings.shard and world.joined:
-            # No fused kernels: they cross layers, whose weights are not gathered at the same time.
+            # No kernels: they cross layers, whose weights are not gathered at the same time.
             self.sharded = distributed.wrap_fsdp(self.network, self.loss)
         else:
             with_kernels(self.network, settings)
@@ -98,7 +100,8 @@ class NextToken(Task):
         is_gpt = isinstance(self.network, GPT)
         missing = missing_compiler(settings.device) if is_gpt else "the model is recurrent"
         missing = "it would skip the LoRA adapters" if self.adapters else missing
-        if not missing:
+        kernels = settings.device == "cpu" and speedups_of(self.network).kernels
+        if not missing and (settings.compile or not kernels):  # the kernels are faster
             self.compile_seconds = COMPILE_SECONDS
         elif settings.compile:
             notify(Note(f"--compile ignored: {missing}"))
@@ -168,8 +171,16 @@ class NextToken(Task):
 
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         ids = self.source.ids(*batch)  # (batch, context + 1)
-        x = self.network.hidden_states(ids[:, :-1])  # (batch, context, dim)
-        return next_token_loss(self.network.head, x, ids[:, 1:]), {}
+        inputs, targets = (t.reshape(-1, self.window) for t in (ids[:, :-1], ids[:, 1:]))
+        x = self.network.hidden_states(inputs)  # (windows, window, dim)
+        return next_token_loss(self.network.head, x, targets), {}
+
+    @property
+    def window(self) -> int:
+        """The number of tokens to predict each token from, at most."""
+        settings = self.settings
+        assert settings.context
+        return settings.context if self.decaying else settings.early_context or settings.context
 
     def compile(self, wanted: bool) -> None:
         if wanted:
@@ -228,7 +239,9 @@ class NextToken(Task):
         run, planned, bits = self.job.run, self.job.forecast, self.forecast.bits_per_byte
         earlier = state.scores.get("val_bits_per_byte", 0.0)
         growth = state.step / max(1, state.step - state.evaluation_steps)
-        if 0 < earlier * measured < math.inf and growth > 1:
+        before = state.step - state.evaluation_steps
+        grown = self.decaying and before <= (state.decay_step or 0)  # since then, so has the window
+        if 0 < earlier * measured < math.inf and growth > 1 and not grown:
             slope = math.log(measured / earlier) / math.log(growth)
             averaged = 1 / (1 - self.settings.average) if self.settings.average else 0.0
             bits = self.forecast.correct(progress, measured, slope, averaged)
@@ -267,8 +280,7 @@ class NextToken(Task):
     def score(self, network: Model | None = None, limit: int | None = None) -> Score:
         """Score the validation text, or about `limit` tokens; `network` is from `full_model`."""
         settings, text = self.settings, self.job.text
-        assert settings.context
-        model, context = network or self.full_model(), settings.context
+        model, context = network or self.full_model(), self.window
 
         def score(ids: Store, limit: int | None) -> Score:
             what = (model, text.tokenizer, ids, context, limit, self.check_stop)

@@ -26,7 +26,7 @@ from nanolm.model.device import choose_device
 from nanolm.model.huggingface import BaseModel, load_model, suppressed_tokens, weights_fingerprint
 from nanolm.model.stored import load_config
 from nanolm.planning import recipe
-from nanolm.planning.planner import DEFAULT_MINUTES, SETUP_SHARE, Plan, make_plan
+from nanolm.planning.planner import DEFAULT_MINUTES, PLANNING_SHARE, Plan, make_plan, setup_share
 from nanolm.planning.scaling_law import Forecast, ngram_bits_per_byte
 from nanolm.planning.sizes import TextStats, model_config
 from nanolm.planning.tuning import fit_to_machine
@@ -41,7 +41,7 @@ from nanolm.training.settings import DEFAULT_SPLIT, TrainSettings
 
 READ_BYTES_PER_SECOND = 50_000  # of text, approximately, on a CPU
 COSTLY_VOCAB = 8_192  # of a model that a CPU trains in minutes: 4 layers of width 128
-PLANNING_SHARE, PLANNING_SECONDS = 0.07, 0.5  # for planning: a share of the time, plus a constant
+PLANNING_SECONDS = 0.5  # for planning, besides PLANNING_SHARE
 LEAST_TEXT_SHARE = 0.06  # of the time, at least, for preparing the text
 NGRAM_SECONDS = 1.5  # to count n-grams, approximately
 
@@ -105,7 +105,7 @@ def text_deadline(settings: TrainSettings, elapsed: Callable[[], float]) -> floa
     """When the text must be ready, by `time.monotonic`; None if there is no time limit."""
     if (budget := time_budget(settings)) is None:
         return None
-    left = budget * (SETUP_SHARE - PLANNING_SHARE) - PLANNING_SECONDS - elapsed()
+    left = budget * (setup_share(settings) - PLANNING_SHARE) - PLANNING_SECONDS - elapsed()
     return time.monotonic() + max(left, budget * LEAST_TEXT_SHARE)
 
 
@@ -151,7 +151,8 @@ def plan_for(
 
     @cache
     def ngram_bits() -> float | None:
-        if budget and SETUP_SHARE * budget - elapsed() < NGRAM_SECONDS * max(1, len(text.parts)):
+        least = NGRAM_SECONDS * max(1, len(text.parts))
+        if budget and setup_share(settings) * budget - elapsed() < least:
             return None
         parts = text.validated_parts or [mix.Part("", 1.0, 0, slice(None), slice(None))]
         bits = [ngram_bits_per_byte(text.train[p.train], text.val[p.val], tokenizer) for p in parts]
@@ -206,7 +207,8 @@ def make_job(
     model = build(own, base, folder, text)
     if folder and model.config != wanted_config(own, base, text):
         raise DataError(f"{run.config_file} was changed and no longer matches {folder}")
-    spare = max(0.0, 60 * (plan.settings.minutes or math.inf) * SETUP_SHARE - elapsed())
+    share = setup_share(plan.settings)
+    spare = max(0.0, 60 * (plan.settings.minutes or math.inf) * share - elapsed())
     settings, measured = fit_to_machine(plan.settings, model, spare)
     forecast = plan.forecast
     more = {"forecast": asdict(forecast)} if forecast else {}

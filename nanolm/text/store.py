@@ -53,6 +53,7 @@ PROBE_BYTES = 65_536  # sample to estimate how long preparing a text takes,
 PROBE_VOCAB = 512  # with a small vocabulary
 LEAST_LOWERCASE = 10_000  # characters that say whether a table is in lowercase
 LEAST_PART = 1_000_000  # bytes: this takes about a second, and smaller texts are used whole
+GRID = math.sqrt(2)  # between the sizes of such parts
 MEASURED_CHOICES = (MEASURED_BYTES, 1_000_000, 250_000)  # bytes to measure vocabulary sizes on
 MEASURING_COST = 2.5  # of measuring, relative to preparing the same bytes
 MEASURED_SHARE = 0.35  # of the time, if there is not enough for everything
@@ -163,7 +164,7 @@ def within(
     if size > most:
         most = max(LEAST_PART, most - MEASURING_COST * measured)
         # On a coarse grid, so that the same command finds what it prepared earlier.
-        most = LEAST_PART << int(math.log2(most / LEAST_PART))
+        most = LEAST_PART * GRID ** int(math.log(most / LEAST_PART, GRID))
         request = replace(request, max_bytes=int(most))
     return replace(request, measured=measured)
 

@@ -48,7 +48,7 @@ RANGES = {  # possible values, sensible or not
     "max_bytes": (1_000, 10**15),
     **dict.fromkeys(("layers", "heads", "kv_heads"), (1, 1_000)),
     **dict.fromkeys(("dim", "evaluations"), (1, 100_000)),
-    **dict.fromkeys(("hidden", "context", "batch"), (1, 1_000_000)),
+    **dict.fromkeys(("hidden", "context", "early_context", "batch"), (1, 1_000_000)),
     **dict.fromkeys(("rope_base", "steps", "save_every"), (1, 10**12)),
     **dict.fromkeys(("minutes", "epochs"), (0.001, 10**6)),
     "tokens": (1, 10**15),
@@ -175,6 +175,7 @@ class TrainSettings(Settings):
     kv_heads: int | None = None
     dim: int | None = None
     hidden: int | None = None
+    early_context: int | None = None
     positions: str | None = None
     rope_base: float | None = None
     norm: str | None = None
@@ -233,6 +234,13 @@ class TrainSettings(Settings):
             others = {f"--from {self.start_from}": self.start_from is not None}
             others |= {f"--family {self.family}": self.family in RECURRENT}
             problems += exclusive(f"--teachers {self.teachers}", others)
+        if self.early_context:
+            early = f"--early-context {self.early_context}"
+            if self.context is None or self.context % self.early_context:
+                problems.append(f"{early} needs --context, and it must be a multiple of it")
+            others = {f"--teachers {self.teachers}": bool(self.teachers)}
+            others |= {f"--family {self.family}": self.family in RECURRENT}
+            problems += exclusive(early, others)
         if self.deterministic:
             attention = {f"--attention {self.attention}": self.attention in ("cudnn", "efficient")}
             problems += exclusive("--deterministic", compiled | float8 | attention)

@@ -20,6 +20,8 @@ class Task(ABC):
     compile_seconds: float | None = None  # approximate time to compile; None if not supported
     keeps_last: bool = False  # keep the last weights: the validation set is too small to choose by
     sharded: nn.Module | None = None  # the loss, if the weights are sharded
+    lengthens = False  # batches have another shape once the learning rate decays
+    decaying = False  # set by the trainer if so
     loss_weight: float = 1.0  # of this process's mean loss, relative to those of the others
     stop: StopRequest | None = None  # that ends evaluations early
 

@@ -100,6 +100,13 @@ class Trainer:
             if self.compile_choice.is_due(state.step):
                 self.choose_compile()
 
+            decaying = state.decay_step is not None and state.step > state.decay_step
+            if decaying != task.decaying and task.lengthens:
+                if self.drain_pending_steps():
+                    continue  # after a rollback
+                task.decaying = decaying
+                self.step.discard_graphs()
+
             # Keep all processes in lockstep.
             progress, stopping, save = self.world.agree(
                 budget.progress(), stop.requested, checkpointer.is_overdue()

@@ -112,7 +112,8 @@ def test_a_given_size_gets_the_same_context_as_a_chosen_one(
     layers: int, heads: int, dim: int, context: int, timed: list[int]
 ) -> None:
     by_hand = replace(OPEN, minutes=10.0, layers=layers, heads=heads, dim=dim)
-    assert make_plan(by_hand, a_text(20_000_000)).settings.context == context
+    settings = make_plan(by_hand, a_text(20_000_000)).settings
+    assert (settings.early_context or settings.context) == context
 
 
 def test_a_small_text_is_not_seen_too_often(timed: list[int]) -> None:
@@ -149,6 +150,31 @@ def test_the_remaining_time_is_for_teachers(
         assert make_plan(short, text).settings.teachers == wanted
     monkeypatch.setattr(sizes, "available_memory", lambda: 1_000)
     assert make_plan(asked, text).settings.teachers == 0
+
+
+def test_windows_grow_on_a_cpu_when_the_learning_rate_decays(timed: list[int]) -> None:
+    asked = replace(OPEN, minutes=3.0)
+    plain = make_plan(replace(asked, context=128, batch=16), a_text(2_000_000)).settings
+    grown = make_plan(asked, a_text(2_000_000)).settings
+    assert (plain.early_context, plain.context, plain.batch) == (None, 128, 16)
+    assert (grown.early_context, grown.context, grown.batch) == (128, 256, 8)
+    assert (grown.weight_decay, grown.average) == (plain.weight_decay, plain.average)
+    short = TextStats(512, 2_000_000, 600_000, lambda: 2.3, shortest=200)
+    for settings, text in (
+        (replace(asked, positions="learned"), a_text(2_000_000)),
+        (replace(asked, teachers=2), a_text(2_000_000)),
+        (replace(asked, minutes=300.0), a_text(60_000)),  # with teachers
+        (asked, short),  # the smallest part of a mix
+    ):
+        other = make_plan(settings, text).settings
+        assert other.early_context is None, settings
+        assert other.context
+        assert other.context <= 128 or settings.minutes == 300
+
+
+def test_a_text_that_took_long_leaves_time_to_plan(timed: list[int]) -> None:
+    make_plan(replace(OPEN, minutes=1.0), a_text(20_000_000), elapsed=lambda: 40.0)
+    assert len(set(timed)) > 1  # more than one size was tried
 
 
 def test_a_given_number_of_teachers_shares_the_time(timed: list[int]) -> None:
