@@ -103,7 +103,8 @@ TABLE: Table = {
         "workers": "Split each batch across N parallel workers, which share --threads (CPU only).  "
         "[default: measured]",
         "attention": "Attention kernel on a GPU; math also works on a CPU.  [default: measured]",
-        "compile": "Use torch.compile.  [default: if it pays off within the run]",
+        "compile": "Use torch.compile.  [default: if it pays off within the run, but not on a CPU "
+        "with a C compiler, where our kernels are faster]",
         "shard": "Shard the weights under torchrun.  [default: if they do not fit otherwise]",
     },
     "Run": {
@@ -119,18 +120,14 @@ COMMON = {
 
 BUDGETS = ("steps", "minutes", "epochs", "tokens")
 MEASURED = ("threads", "workers", "attention", "compile", "shard")  # per model and machine
-SIZED = (
-    "context",
-    "early_context",
-    "batch",
-    "lr",
-    *MEASURED,
-)  # settings that depend on the model size
+# Settings that depend on the model size.
+SIZED = ("context", "early_context", "batch", "lr", *MEASURED)
 # On the command line, each of these overrides others from the environment or a --config file.
 OVERRIDES = {
     **{name: tuple(other for other in BUDGETS if other != name) for name in BUDGETS},
+    **dict.fromkeys(("context", "teachers"), ("early_context",)),
     "preset": (*SIZES, *SIZED),
-    "family": ("start_from", "kv_heads", "hidden", "teachers", *SWITCHES),
+    "family": ("start_from", "kv_heads", "hidden", "teachers", "early_context", *SWITCHES),
     "start_from": (
         *(*ARCHITECTURE, *SIZED, "tokenizer", "vocab_size", "lowercase"),
         *("adapter", "teachers"),

@@ -67,6 +67,9 @@ def make_plan(
         raise UsageError(f"{problem}; use at least {processes}")
     if processes > 1 and settings.teachers:
         raise UsageError(f"--teachers {settings.teachers}: only for one process, not for torchrun")
+    if processes > 1 and settings.early_context:
+        problem = f"--early-context {settings.early_context}: only for one process"
+        raise UsageError(f"{problem}, not for torchrun")
     plan = Plan(settings, processes=processes)
     choose_device_and_budget(plan, text)
     tokens, device = text.all_tokens or text.tokens, plan.settings.device
@@ -104,6 +107,7 @@ def make_plan(
         few = f"{text.longest_context + 1:,} training tokens"
         what = "the smallest part of the mix" if text.shortest else "the corpus"
         plan.set("context", text.longest_context, f"{what} has only {few}")
+        plan.settings = replace(plan.settings, early_context=None)
     if processes > 1 and plan.open("shard") and settings.train != "lora":
         choose_sharding(plan, base or model_config(plan.settings, text.vocab_size))
     left = 60 * (plan.settings.minutes or math.inf) - elapsed()
@@ -191,7 +195,7 @@ def choose_size(plan: Plan, text: TextStats, clock: Clock, report: Report) -> Si
 def grows_context(plan: Plan, text: TextStats, estimate: SizeEstimate) -> bool:
     """Whether to train on windows twice as long as soon as the learning rate decays. Most of the
     time, a CPU learns more from twice as many short ones."""
-    settings, context = plan.settings, estimate.config.context
+    settings, context, batch = plan.settings, estimate.config.context, estimate.batch
     planned = all(plan.open(name) for name in ("context", "early_context", "batch"))
     return (
         planned
@@ -199,9 +203,10 @@ def grows_context(plan: Plan, text: TextStats, estimate: SizeEstimate) -> bool:
         and estimate.config.positions == "rope"
         and context < recipe.LONG_CONTEXT
         and 2 * context <= text.longest_context
-        and estimate.batch % 2 == 0
+        and batch % (2 * (settings.workers or 1)) == 0
         and estimate.passes < recipe.MOST_PASSES  # teachers and students see the same windows
         and not settings.teachers
+        and not settings.compile  # which would compile twice
         and plan.processes == 1
     )
 
@@ -332,6 +337,8 @@ def choose_teachers(plan: Plan, text: TextStats, estimate: SizeEstimate, left: f
     count = min(recipe.MOST_TEACHERS, int((1 - recipe.STUDENT_SHARE) * left / each))
     columns = sizes.soft_target_columns(text.vocab_size, tokens, plan.settings.device)
     if count < recipe.LEAST_TEACHERS or columns < recipe.LEAST_COLUMNS or plan.processes > 1:
+        return
+    if plan.settings.early_context:  # teachers and students see the same windows
         return
     reason = f"{recipe.MOST_PASSES} epochs take {estimate.seconds:.0f} s of {left:.0f} s; "
     gain = f"should lower the loss by about {recipe.distillation_gain(count):.0%}"

@@ -13,7 +13,7 @@ model of the same size can learn it. The teachers are trained one after the othe
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -33,7 +33,7 @@ from nanolm.model.huggingface import load_model
 from nanolm.planning import recipe
 from nanolm.planning.sizes import soft_target_columns
 from nanolm.pretraining.begin import reports
-from nanolm.pretraining.language import NextToken
+from nanolm.pretraining.language import WRONG_FORECAST, NextToken
 from nanolm.pretraining.ledger import Ledger, LedgerState, read_state
 from nanolm.pretraining.prepare import Job, build
 from nanolm.pretraining.session import all_steps
@@ -154,6 +154,8 @@ class Ensemble(Ledger[EnsembleState]):
         self.state.teachers.append({**known, "seconds": round(state.seconds - state.setup, 3)})
         result = "" if bits is None else f"{bits:.3f} bits per byte "
         note(f"{what}: {result}after {counted(state.step, 'step')}")
+        if number == 1:
+            self.correct_forecast(note)
         stopping = bool(task.stop and task.stop.requested)  # after its last step
         del task, trainer, steps
         free_memory()
@@ -167,9 +169,28 @@ class Ensemble(Ledger[EnsembleState]):
         elif isinstance(event, Note | Choice):
             self.watch(event)
 
+    def predicted_bits(self) -> float | None:
+        """The student's bits per byte, predicted from those of the teachers so far."""
+        teachers, planned = self.state.teachers, self.job.settings.teachers or 0
+        bits = [each["val_bits_per_byte"] for each in teachers]
+        if not bits or None in bits:
+            return None
+        count = len(teachers) if self.state.finished else max(planned, len(teachers))
+        return fmean(bits) * (1 - recipe.distillation_gain(count))
+
+    def correct_forecast(self, note: Callable[[str], None]) -> None:
+        """Report and record a forecast that the first teacher shows to be wrong."""
+        planned, bits, run = self.job.forecast, self.predicted_bits(), self.job.run
+        if planned and bits and abs(bits / planned.bits_per_byte - 1) > WRONG_FORECAST:
+            run.update({**run.facts(), "forecast": asdict(replace(planned, corrected=bits))})
+            text = f"forecast: {bits:.3f} bits per byte instead of {planned.bits_per_byte:.3f}"
+            note(f"{text}, from the first teacher")
+
     def student(self) -> tuple[Callable[..., NextToken], Job, Callable[[], float]]:
         """The task of the student, its job, and the seconds spent before its first step."""
         job = replace(self.job, settings=recipe.student(self.job.settings))
+        if job.forecast and (bits := self.predicted_bits()):
+            job = replace(job, forecast=replace(job.forecast, bits_per_byte=bits))
         # Those of earlier processes are part of a checkpoint.
         return partial(StudentTask, self), job, self.elapsed if job.checkpoint else self.spent
 

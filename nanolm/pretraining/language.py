@@ -16,7 +16,7 @@ from nanolm.generation.language_model import LanguageModel, Sample
 from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.adapters import Adapters
 from nanolm.model.base import Model
-from nanolm.model.fast.training import speed_up, speedups_of
+from nanolm.model.fast.training import block_kernels, speed_up, speedups_of
 from nanolm.model.gpt import GPT
 from nanolm.model.huggingface import load_model, save_model, save_partial, snapshot
 from nanolm.model.peft import load_trained, save_adapter
@@ -100,7 +100,7 @@ class NextToken(Task):
         is_gpt = isinstance(self.network, GPT)
         missing = missing_compiler(settings.device) if is_gpt else "the model is recurrent"
         missing = "it would skip the LoRA adapters" if self.adapters else missing
-        kernels = settings.device == "cpu" and speedups_of(self.network).kernels
+        kernels = block_kernels(self.network) if settings.device == "cpu" and is_gpt else None
         if not missing and (settings.compile or not kernels):  # the kernels are faster
             self.compile_seconds = COMPILE_SECONDS
         elif settings.compile:
@@ -161,7 +161,10 @@ class NextToken(Task):
         return self.slowdown * once + self.seconds_per_token * tokens
 
     def batch(self, index: int) -> tuple[Tensor, ...]:
-        return (self.source.batch(index),)
+        batch = self.source.batch(index)  # (batch, context + 1), or where the windows start
+        if self.lengthens and not self.decaying and batch.dim() == 2:
+            batch = batch.unfold(1, self.window + 1, self.window).flatten(0, 1)
+        return (batch,)
 
     def tokens(self, batch: tuple[Tensor, ...]) -> int:
         return self.step_tokens
@@ -170,14 +173,14 @@ class NextToken(Task):
         return batches * self.step_tokens / max(1, self.job.text.tokens)
 
     def loss(self, *batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        ids = self.source.ids(*batch)  # (batch, context + 1)
-        inputs, targets = (t.reshape(-1, self.window) for t in (ids[:, :-1], ids[:, 1:]))
+        ids, cut = self.source.ids(*batch), (-1, self.window)  # (batch, context + 1)
+        inputs, targets = (t.unflatten(1, cut).flatten(0, 1) for t in (ids[:, :-1], ids[:, 1:]))
         x = self.network.hidden_states(inputs)  # (windows, window, dim)
         return next_token_loss(self.network.head, x, targets), {}
 
     @property
     def window(self) -> int:
-        """The number of tokens to predict each token from, at most."""
+        """The number of tokens in the windows to train on now."""
         settings = self.settings
         assert settings.context
         return settings.context if self.decaying else settings.early_context or settings.context
@@ -214,10 +217,10 @@ class NextToken(Task):
             self.write(network, state.step)
             return [latest], {}
         if not self.has_evaluated:
-            self.score(network, limit=1)  # warm up, so that timings are fair
+            self.score(network, limit=1, window=self.window)  # warm up, so that timings are fair
             self.has_evaluated = True
         start = time.monotonic()
-        score = self.score(network, state.evaluated_tokens)
+        score = self.score(network, state.evaluated_tokens, self.window)
         self.seconds_per_token = (time.monotonic() - start) / max(1, score.tokens)
         start = time.monotonic()
         self.skipped_sample = progress < 1 and settings.minutes is not None
@@ -277,10 +280,13 @@ class NextToken(Task):
         append(run, run.samples.name, f"## Step {step:,}{measured}\n\n{quoted}\n\n")
         self.notify(Wrote(step, text.prompt, sample.text))
 
-    def score(self, network: Model | None = None, limit: int | None = None) -> Score:
+    def score(
+        self, network: Model | None = None, limit: int | None = None, window: int | None = None
+    ) -> Score:
         """Score the validation text, or about `limit` tokens; `network` is from `full_model`."""
         settings, text = self.settings, self.job.text
-        model, context = network or self.full_model(), self.window
+        model, context = network or self.full_model(), window or settings.context
+        assert context
 
         def score(ids: Store, limit: int | None) -> Score:
             what = (model, text.tokenizer, ids, context, limit, self.check_stop)

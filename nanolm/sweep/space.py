@@ -33,12 +33,13 @@ SAME_IN_ALL_TRIALS = (
     *("encoding", "document_separator", "text_field", "text_column"),
 )
 DEPENDENT = {  # settings that are planned again when the setting they depend on changes
-    "preset": (*SIZES, "lr"),
-    "family": ("kv_heads", "hidden", *SWITCHES, "optimizer", "lr"),
+    "preset": (*SIZES, "lr", "early_context"),
+    "family": ("kv_heads", "hidden", *SWITCHES, "optimizer", "lr", "early_context"),
+    "context": ("early_context",),
     "dim": ("hidden", "lr"),
     "heads": ("kv_heads",),
     "feed_forward": ("hidden",),
-    "positions": ("rope_base",),
+    "positions": ("rope_base", "early_context"),
     "optimizer": ("lr",),
     "tokenizer": ("vocab_size", "lowercase"),
 }

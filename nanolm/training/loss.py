@@ -34,7 +34,7 @@ def next_token_loss(
     weights = None if weights is None else weights.flatten()
     autocast = torch.is_autocast_enabled(x.device.type)
     dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
-    kernels = training_kernels(x.device, dtype)
+    kernels = training_kernels(x.device, dtype) if torch.is_grad_enabled() else None
     few = len(x) * head.out_features < MAX_KEPT_LOGITS
     if not torch.is_grad_enabled() or (few and not kernels):
         if weights is None:

@@ -73,6 +73,20 @@ def test_a_saved_config_repeats_the_run(cli: Cli, corpus: Path, tmp_path: Path) 
     assert settings["steps"] != 12
 
 
+def test_the_early_context_of_a_saved_config_can_be_overridden(
+    cli: Cli, corpus: Path, tmp_path: Path
+) -> None:
+    shape = ("--context", 32, "--early-context", 16, "--tokenizer", "char", "--steps", 2)
+    assert cli("train", corpus, *SMALL, *shape).returncode == 0
+    config = tmp_path / "runs/mine/config.toml"
+    assert tomllib.loads(config.read_text())["early_context"] == 16
+    for changed in (("--context", 20), ("--teachers", 1), ("--family", "lstm")):
+        shown = cli("train", "--config", config, *changed, "--out", f"runs/{changed[0][2:]}")
+        assert shown.returncode == 0, shown.stderr
+        settings = tomllib.loads((tmp_path / f"runs/{changed[0][2:]}/config.toml").read_text())
+        assert "early_context" not in settings
+
+
 def test_a_config_with_an_unknown_name(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("stepz = 3\nlayres = 2\nseed = 'one'\n")
     shown = cli("train", "x.txt", "--config", "c.toml")

@@ -163,6 +163,7 @@ def test_windows_grow_on_a_cpu_when_the_learning_rate_decays(timed: list[int]) -
     for settings, text in (
         (replace(asked, positions="learned"), a_text(2_000_000)),
         (replace(asked, teachers=2), a_text(2_000_000)),
+        (replace(asked, compile=True), a_text(2_000_000)),
         (replace(asked, minutes=300.0), a_text(60_000)),  # with teachers
         (asked, short),  # the smallest part of a mix
     ):
@@ -227,6 +228,9 @@ def test_a_text_shorter_than_the_context() -> None:
     plan = make_plan(OPEN, a_text(20, tokens=12))
     assert plan.settings.context == 11
     assert any("only 12 training tokens" in choice.reason for choice in plan.choices)
+    early = replace(OPEN, context=64, early_context=8, steps=3)
+    assert make_plan(early, a_text(2_000_000)).settings.early_context == 8
+    assert make_plan(early, a_text(20, tokens=12)).settings.early_context is None
 
 
 def test_the_ngram_bits_are_those_of_the_whole_text() -> None:

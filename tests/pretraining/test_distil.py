@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ import nanolm
 from nanolm.errors import DataError, ModelError, UsageError
 from nanolm.model.build import build_model
 from nanolm.model.config import configure
+from nanolm.planning import recipe
 from nanolm.pretraining import distil
 from nanolm.pretraining.distil import Ensemble, mean_predictions
 from nanolm.pretraining.extend import extend
@@ -55,6 +57,24 @@ def test_one_ordinary_run_is_left(tmp_path: Path) -> None:
     assert history.distilled in (tmp_path / "run/report.html").read_text()
     with pytest.raises(DataError, match="--from"):
         extend(tmp_path / "run", {"steps": 5})
+
+
+def test_the_first_teacher_corrects_the_forecast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "MOST_GAIN", 0.5)
+    events: list[Event] = []
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} is a number.\n\n" for number in range(4_000)))
+    nanolm.train(str(text), out=tmp_path / "run", notify=events.append, **SMALL)
+    facts = json.loads((tmp_path / "run/run.json").read_text())
+    planned, corrected = (facts["forecast"][name] for name in ("bits_per_byte", "corrected"))
+    assert corrected == pytest.approx(facts["teachers"][0]["val_bits_per_byte"] * 0.75)
+    (note,) = (e.text for e in events if isinstance(e, Note) and e.text.startswith("forecast:"))
+    assert f"{corrected:.3f} " in note and f" {planned:.3f}" in note
+    (line, *_) = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    both = fmean(teacher["val_bits_per_byte"] for teacher in facts["teachers"])
+    assert json.loads(line)["forecast_bits_per_byte"] == pytest.approx(both * 0.75)
 
 
 @pytest.mark.parametrize("columns", [50, 9])

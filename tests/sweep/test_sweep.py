@@ -162,6 +162,10 @@ def test_settings_that_go_with_others_are_chosen_anew() -> None:
     assert settings(dropout=0.1).workers == 1
     recurrent = settings(family="lstm")
     assert (recurrent.heads, recurrent.kv_heads, recurrent.optimizer) == (None, None, None)
+    grown = replace(base, early_context=32)
+    for name, value in {"context": 48, "preset": "nano", "family": "lstm"}.items():
+        point = settings_at({name: value}, grown, asked, 30.0)
+        assert point.early_context is None and not point.model_problems()
     small = settings(preset="nano")
     assert (small.dim, small.batch, small.kv_heads, small.hidden) == (48, 16, None, 100)
 

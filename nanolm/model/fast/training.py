@@ -196,9 +196,9 @@ def fused_attention(kernels: Any) -> Callable[..., Tensor]:
                 q, k = self.query_norm(q), self.key_norm(k)
         if rotation:
             q, k = (self.rotate(t.transpose(1, 2), rotation).transpose(1, 2) for t in (q, k))
-        own = "attend" not in vars(self) and getattr(kernels, "attention", None)
-        if own and q.shape[3] % kernels.LANES == 0:
-            y = own(q, k, v)  # (batch, time, heads, head_dim)
+        own = hasattr(kernels, "attention") and "attend" not in vars(self)
+        if own and kernels.attends(q, k):
+            y = kernels.attention(q, k, v)  # (batch, time, heads, head_dim)
         else:
             q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (batch, heads, time, head_dim)
             y = self.attend(q, k, v, None).transpose(1, 2)  # (batch, time, heads, head_dim)

@@ -24,11 +24,11 @@ def available() -> bool:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call a function of kernels.c with tensors, numbers, and None for a null pointer."""
+    """Call a C function with tensors, numbers, and None for a null pointer."""
     given: list[Any] = []
     for value in arguments:
         if isinstance(value, Tensor):
-            assert value.dtype in (torch.float32, torch.int64)
+            assert value.device.type == "cpu" and value.dtype in (torch.float32, torch.int64)
             given.append(ctypes.c_void_p(value.data_ptr()))
         elif isinstance(value, float):
             given.append(ctypes.c_float(value))
@@ -42,6 +42,13 @@ def call(name: str, *arguments: Any) -> None:
 def empty_sums(like: Tensor, width: int) -> Tensor:
     """Room for the gradients of two weights, of each thread."""
     return like.new_empty(torch.get_num_threads(), 2, width)
+
+
+def scratch(q: Tensor) -> tuple[Tensor, int]:
+    """Memory for the attention of one head in each thread, and how many floats each may use."""
+    _, time, _, width = q.shape
+    room = (time + LANES) * (2 * width + LANES) + 24 * width
+    return q.new_empty(torch.get_num_threads(), room), room
 
 
 class NativeAddNorm(torch.autograd.Function):
@@ -61,7 +68,8 @@ class NativeAddNorm(torch.autograd.Function):
         rows, y = x.numel() // dim, None if y is None else y.contiguous()
         total = x if y is None else torch.empty_like(x)
         out, stats = torch.empty_like(x), x.new_empty(rows, 2)
-        call("add_norm", x, y, weight, bias, epsilon, layer, rows, dim, total, out, stats)
+        given = (x, y, weight, bias, float(epsilon), layer, rows, dim, total, out, stats)
+        call("add_norm", *given)
         ctx.save_for_backward(total, weight, stats)
         return total, out
 
@@ -96,7 +104,7 @@ class NativeQKNormRoPE(torch.autograd.Function):
         qkv, weights = qkv.contiguous(), (query_weight, key_weight)
         ctx.save_for_backward(qkv, *weights, *tables)
         (batch, time), width = qkv.shape[:2], cosines.shape[-1]
-        ctx.shape = (epsilon, batch * time, time, heads, kv_heads, width)
+        ctx.shape = (float(epsilon), batch * time, time, heads, kv_heads, width)
         q = qkv.new_empty(batch, time, heads, width)
         k = qkv.new_empty(batch, time, kv_heads, width)
         call("qk_norm_rope", qkv, *weights, *tables, *ctx.shape, q, k)
@@ -134,7 +142,7 @@ class NativeAttention(torch.autograd.Function):
         batch, time, heads, width = q.shape
         ctx.shape = (k.stride(1), v.stride(1), batch, time, heads, k.shape[2], width)
         out, sizes = torch.empty_like(q), q.new_empty(batch, heads, time)
-        call("attention", q, k, v, *ctx.shape, out, sizes)
+        call("attention", q, k, v, *ctx.shape, out, sizes, *scratch(q))
         ctx.save_for_backward(q, k, v, out, sizes)
         return out
 
@@ -142,7 +150,8 @@ class NativeAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         q, k, v, *saved = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(k)
-        call("attention_backward", q, k, v, *ctx.shape, *saved, grad.contiguous(), dq, dk, dv)
+        given = (*ctx.shape, *saved, grad.contiguous(), dq, dk, dv, *scratch(q))
+        call("attention_backward", q, k, v, *given)
         return dq, dk, dv
 
 
@@ -171,6 +180,11 @@ def add_norm(x: Tensor, y: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
 
 def qk_norm_rope(qkv: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     return NativeQKNormRoPE.apply(qkv, *rest)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def attends(q: Tensor, k: Tensor) -> bool:
+    """Whether `attention` supports these shapes, and has work for all threads."""
+    return q.shape[3] % LANES == 0 and k.shape[0] * k.shape[2] >= torch.get_num_threads()
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
    the backward pass computes them again. Head widths are multiples of 16. */
 
 #include "rows.h"
-#include <stdlib.h>
 
 /* Registers, and the queries to work on at once, so that their sums fit into the registers. */
 #if defined(__AVX512F__)
@@ -116,14 +115,16 @@ static void copy_rows(const float *x, i64 stride, i64 rows, i64 width, float sca
 }
 
 /* q and out are (batch, time, heads, width); the rows of k and v, with kv_heads, are `k_stride` and
-   `v_stride` apart. `sizes` (batch, heads, time) keeps the logarithms of the softmax's sums. */
+   `v_stride` apart. `sizes` (batch, heads, time) keeps the logarithms of the softmax's sums. Each
+   thread has `room` floats of `scratch`: here width * columns + QUERIES * (columns + 2 * width),
+   below 2 * width * columns + QUERIES * (2 * columns + 3 * width). */
 void attention(const float *q, const float *k, const float *v, i64 k_stride, i64 v_stride,
                i64 batch, i64 time, i64 heads, i64 kv_heads, i64 width, float *out, float *sizes,
-               int threads) {
+               float *scratch, i64 room, int threads) {
     i64 rows = batch * kv_heads, group = heads / kv_heads, columns = padded(time);
     float scale = 1.0f / sqrtf(width);
     FOR_EACH_PART {
-        float *keys = malloc((width * columns + QUERIES * (columns + 2 * width)) * sizeof(float));
+        float *keys = scratch + part * room;
         float *scores = keys + width * columns, *queries = scores + QUERIES * columns;
         float *results = queries + QUERIES * width;
         FOR_ROWS_OF_PART {
@@ -147,7 +148,6 @@ void attention(const float *q, const float *k, const float *v, i64 k_stride, i64
                                width * sizeof(float));
                 }
         }
-        free(keys);
     }
 }
 
@@ -156,13 +156,12 @@ void attention(const float *q, const float *k, const float *v, i64 k_stride, i64
 void attention_backward(const float *q, const float *k, const float *v, i64 k_stride, i64 v_stride,
                         i64 batch, i64 time, i64 heads, i64 kv_heads, i64 width, const float *out,
                         const float *sizes, const float *grad, float *dq, float *dk, float *dv,
-                        int threads) {
+                        float *scratch, i64 room, int threads) {
     i64 rows = batch * kv_heads, group = heads / kv_heads, columns = padded(time);
     i64 kv_row = kv_heads * width;
     float scale = 1.0f / sqrtf(width);
     FOR_EACH_PART {
-        float *keys = malloc((2 * width * columns + QUERIES * (2 * columns + 3 * width)) *
-                             sizeof(float));
+        float *keys = scratch + part * room;
         float *values = keys + width * columns, *shares = values + width * columns;
         float *dshares = shares + QUERIES * columns, *queries = dshares + QUERIES * columns;
         float *grads = queries + QUERIES * width, *results = grads + QUERIES * width;
@@ -208,6 +207,5 @@ void attention_backward(const float *q, const float *k, const float *v, i64 k_st
                     add_outer(shares, columns, grads, i + some, width, dvalues, kv_row);
                 }
         }
-        free(keys);
     }
 }

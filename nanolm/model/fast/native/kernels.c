@@ -9,7 +9,7 @@
 /* total = x + y (or x, without y) and its RMSNorm or LayerNorm, out. `stats` (rows, 2) keeps the
    mean and 1 / standard deviation of each row. */
 void add_norm(const float *x, const float *y, const float *weight, const float *bias, float epsilon,
-              int layer, i64 rows, i64 dim, float *total, float *out, float *stats, int threads) {
+              i64 layer, i64 rows, i64 dim, float *total, float *out, float *stats, int threads) {
     FOR_EACH_PART FOR_ROWS_OF_PART {
         const float *t = x + row * dim;
         float *o = out + row * dim;
@@ -34,7 +34,7 @@ void add_norm(const float *x, const float *y, const float *weight, const float *
 
 /* dx, from the gradients of out (`grad`) and of total (`later`, may be null). */
 void add_norm_backward(const float *total, const float *weight, const float *stats,
-                       const float *grad, const float *later, int layer, i64 rows, i64 dim,
+                       const float *grad, const float *later, i64 layer, i64 rows, i64 dim,
                        float *dx, float *sums, int threads) {
     FOR_EACH_PART {
         float *dweight = sums + part * 2 * dim, *dbias = dweight + dim;
