@@ -100,7 +100,9 @@ class NextToken(Task):
         is_gpt = isinstance(self.network, GPT)
         missing = missing_compiler(settings.device) if is_gpt else "the model is recurrent"
         missing = "it would skip the LoRA adapters" if self.adapters else missing
-        kernels = block_kernels(self.network) if settings.device == "cpu" and is_gpt else None
+        kernels = None
+        if settings.device == "cpu" and isinstance(self.network, GPT):
+            kernels = block_kernels(self.network)
         if not missing and (settings.compile or not kernels):  # the kernels are faster
             self.compile_seconds = COMPILE_SECONDS
         elif settings.compile:
@@ -243,8 +245,9 @@ class NextToken(Task):
         earlier = state.scores.get("val_bits_per_byte", 0.0)
         growth = state.step / max(1, state.step - state.evaluation_steps)
         before = state.step - state.evaluation_steps
-        grown = self.decaying and before <= (state.decay_step or 0)  # since then, so has the window
-        if 0 < earlier * measured < math.inf and growth > 1 and not grown:
+        if self.decaying and before <= (state.decay_step or 0):  # windows have grown since then
+            bits = state.scores.get("forecast_bits_per_byte", bits)
+        elif 0 < earlier * measured < math.inf and growth > 1:
             slope = math.log(measured / earlier) / math.log(growth)
             averaged = 1 / (1 - self.settings.average) if self.settings.average else 0.0
             bits = self.forecast.correct(progress, measured, slope, averaged)

@@ -50,14 +50,14 @@ def test_a_disk_that_is_full_after_so_many_bytes(
 
 
 ON_A_SMALL_DISK = """
-mount -t tmpfs -o size=1m tmpfs "$1" || exit 42
+mount -t tmpfs -o size=2m tmpfs "$1" || exit 42
 exec "$2" "$3" small-disk "$1" "$4"
 """
 
 
 @pytest.mark.parametrize("offsets", counts(2, 50))
 def test_a_small_disk_that_is_really_full(offsets: int, tmp_path: Path, tally: Tally) -> None:
-    """A file system of a megabyte, filled up to some offset into the next checkpoint."""
+    """A file system of two megabytes, filled up to some offset into the next checkpoint."""
     if sys.platform != "linux":
         pytest.skip("needs a file system of its own")
     disk = tmp_path / "disk"
