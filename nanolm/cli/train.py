@@ -65,8 +65,8 @@ TABLE: Table = {
         "dim": "Embedding width; a multiple of --heads.",
         "hidden": "Hidden width of the feed-forward layers.  [default: depends on --dim]",
         "context": "Context length in tokens.",
-        "early_context": "Split windows into shorter ones until the learning rate decays, which "
-        "is faster.  [default: half of the default --context for small models on a CPU]",
+        "early_context": "Length of the training windows until the learning rate decays; a divisor "
+        "of --context.  [default: half of the default --context for small models on a CPU]",
         "dropout": "Dropout rate.  [default: depends on the number of epochs]",
     },
     "Architecture (defaults set by --family)": {

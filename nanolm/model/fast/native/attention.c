@@ -24,14 +24,8 @@ static inline lanes exponentials(lanes x) {
     integers kept = ~(x < -87.0f);
     integers n = __builtin_convertvector(x * 1.44269504f - 0.5f, integers) & kept;
     lanes whole = __builtin_convertvector(n, lanes);
-    lanes r = (x - whole * 0.693145752f) - whole * 1.42860677e-6f, y = r * (1.0f / 5040) + 1.0f / 720;
-    y = y * r + 1.0f / 120;
-    y = y * r + 1.0f / 24;
-    y = y * r + 1.0f / 6;
-    y = y * r + 0.5f;
-    y = y * r + 1.0f;
-    y = y * r + 1.0f;
-    return (lanes)((integers)(y * (lanes)((n + 127) << 23)) & kept);
+    lanes r = REMAINDER(x, whole);
+    return (lanes)((integers)(TAYLOR(r) * (lanes)((n + 127) << 23)) & kept);
 }
 
 /* The softmax of the first `seen` of `columns` scores, in place; the others become 0. Returns the

@@ -17,28 +17,28 @@ typedef int64_t i64;
 #define FOR_ROWS_OF_PART \
     for (i64 row = rows * part / threads; row < rows * (part + 1) / threads; row++)
 
-/* e^x = 2^n e^r with r = x - n ln 2 in [-0.35, 0.35], and a Taylor polynomial for e^r. Unlike expf,
-   the compiler can vectorize it, because only integers are compared. Limits x to [-87, 87]. */
+/* For e^x = 2^n e^r, of a number or a vector: r = x - n ln 2, with ln 2 in two parts, and a Taylor
+   polynomial for e^r. */
+#define REMAINDER(x, n) (((x) - (n) * 0.693145752f) - (n) * 1.42860677e-6f)
+#define TAYLOR(r)                                                                            \
+    ((((((((r) * (1.0f / 5040) + 1.0f / 720) * (r) + 1.0f / 120) * (r) + 1.0f / 24) * (r) +  \
+        1.0f / 6) * (r) + 0.5f) * (r) + 1.0f) * (r) + 1.0f)
+
+/* e^x = 2^n e^r with r in [-0.35, 0.35]. Unlike expf, the compiler can vectorize it, because only
+   integers are compared. Limits x to [-87, 87]. */
 static inline float exponential(float x) {
     const int32_t limit = 0x42ae0000; /* 87.0f */
     int32_t bits, magnitude;
     memcpy(&bits, &x, sizeof bits);
     magnitude = bits & INT32_MAX;
     bits = (bits & INT32_MIN) | (magnitude < limit ? magnitude : limit);
-    float z, power, y = 1.0f / 5040;
+    float z, power;
     memcpy(&z, &bits, sizeof z);
     int n = (int)(z * 1.44269504f + copysignf(0.5f, z));
-    float r = (z - (float)n * 0.693145752f) - (float)n * 1.42860677e-6f; /* ln 2 in two parts */
-    y = y * r + 1.0f / 720;
-    y = y * r + 1.0f / 120;
-    y = y * r + 1.0f / 24;
-    y = y * r + 1.0f / 6;
-    y = y * r + 0.5f;
-    y = y * r + 1.0f;
-    y = y * r + 1.0f;
+    float r = REMAINDER(z, (float)n);
     bits = (n + 127) << 23;
     memcpy(&power, &bits, sizeof power);
-    return y * power + (x != x ? x : 0.0f); /* NaN stays NaN */
+    return TAYLOR(r) * power + (x != x ? x : 0.0f); /* NaN stays NaN */
 }
 
 static inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
