@@ -237,7 +237,7 @@ class TrainSettings(Settings):
         if self.early_context:
             early = f"--early-context {self.early_context}"
             if self.context is None or self.context % self.early_context:
-                problems.append(f"{early}: also set --context, to a multiple of it")
+                problems.append(f"{early}: set --context to a multiple of {self.early_context}")
             others = {f"--teachers {self.teachers}": bool(self.teachers)}
             others |= {f"--family {self.family}": self.family in RECURRENT}
             problems += exclusive(early, others)
