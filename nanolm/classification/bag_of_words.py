@@ -75,10 +75,19 @@ class Vocabulary:
     analyze: Analyze
 
     @classmethod
-    def of(cls, texts: Sequence[str], longest: int = 1, analyze: Analyze | None = None) -> Self:
-        """`longest` is the maximum n of word n-grams; `analyze` replaces the default analyzer."""
+    def of(
+        cls,
+        texts: Sequence[str],
+        longest: int = 1,
+        analyze: Analyze | None = None,
+        most: int | None = None,
+    ) -> Self:
+        """`longest` is the maximum n of word n-grams; `analyze` replaces the default analyzer. Only
+        the `most` common words are kept."""
         analyze = analyze or partial(words, longest=longest)
         counts = Counter(word for text in texts for word in set(analyze(text)))
+        if most is not None and len(counts) > most:
+            counts = Counter(dict(counts.most_common(most)))
         ids = {word: number for number, word in enumerate(sorted(counts))}
         frequency = np.array([counts[word] for word in ids], dtype=np.float64)
         return cls(ids, np.log((1 + len(texts)) / (1 + frequency)) + 1, analyze)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from nanolm.choice import Report
 from nanolm.classification.data import Encoded, Ints, Texts, Truncation, encode, known_labels
 from nanolm.classification.metrics import ClassifierScores, Mistake, score, softmax, worst_mistakes
+from nanolm.classification.ngrams import NgramModel
 from nanolm.errors import NOT_FINITE, DataError, ModelError
 from nanolm.model.classifier import Classifier
 from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
@@ -112,15 +113,19 @@ class TextClassifier:
     model: Classifier
     tokenizer: Tokenizer
     low: bool = False  # in bfloat16
+    ngrams: NgramModel | None = None  # added to the logits
 
     @property
     def labels(self) -> tuple[str, ...]:
         return self.model.config.labels
 
     def logits(self, texts: list[str], report: Report = lambda *how_far: None) -> Logits:
-        unknown = Texts([text.strip() for text in texts], np.zeros(len(texts), dtype=np.int64))
+        texts = [text.strip() for text in texts]
+        unknown = Texts(texts, np.zeros(len(texts), dtype=np.int64))
         data = encode_for(self.model, unknown, self.tokenizer, report)
         logits = predict(self.model, len(self.labels), data, self.low, report)
+        if self.ngrams:
+            logits += self.ngrams.logits(texts)
         if not np.isfinite(logits).all():
             raise ModelError(NOT_FINITE)
         return logits
@@ -202,4 +207,5 @@ def load(
     if merged is None:
         load_classifier_config(folder)  # fails early if this is not a classifier
     model = load_classifier(folder, adapter=merged)
-    return TextClassifier(tokenizer=model_tokenizer(folder), model=model)
+    ngrams = NgramModel.load(folder, len(model.config.labels)) if merged is None else None
+    return TextClassifier(model, model_tokenizer(folder), ngrams=ngrams)

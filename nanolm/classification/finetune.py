@@ -21,6 +21,7 @@ from nanolm.classification.classifier import MISTAKES, Logits, mistakes_csv
 from nanolm.classification.data import LabelSplit, Texts, split_data
 from nanolm.classification.distill import Teacher
 from nanolm.classification.metrics import ClassifierScores, Mistake, score, worst_mistakes
+from nanolm.classification.ngrams import NgramModel, best_ratio
 from nanolm.classification.probe import PROBE_FOLDS
 from nanolm.classification.settings import FROM_SCRATCH, SCRATCH, FinetuneSettings
 from nanolm.classification.task import ClassifierTask
@@ -67,7 +68,9 @@ class FinetuneResult:
     temperature: float | None = None  # by which the logits were divided
     val: ClassifierScores | None = None
     test: ClassifierScores | None = None
-    uncalibrated: ClassifierScores | None = None  # on the validation set, before calibration
+    # On the validation set, before calibration and without the n-gram model
+    uncalibrated: ClassifierScores | None = None
+    ngram_weight: float | None = None  # of its logits; None if there is no such model
     mistakes: tuple[Mistake, ...] = ()  # on the validation set, most confident first
     test_mistakes: tuple[Mistake, ...] = ()
 
@@ -81,6 +84,7 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune on `settings.data`, or resume an unfinished run with the same settings."""
     settings.check()
+    begin = time.monotonic()
     start = RunStart(with_start(settings, notify), out, notify)
     split = split_data(recipe.choose_fraction(start.settings), reports(notify)[1])
     base = None
@@ -90,7 +94,7 @@ def finetune(
         task = prepare(start, base, split)
         with threads_for(task.settings.threads), StopRequest() as stop:
             warn_about_threads(task.settings, start.notify)
-            task.stop, begin = stop, time.monotonic()
+            task.stop = stop
             state = read_state(task.checkpoint) if task.checkpoint else State()
             try:
                 if probe := task.start():
@@ -159,9 +163,16 @@ def prepare(
     teacher, parts, choices = None, None, []
     if not start.fresh and settings.distill is None:  # begun by version 0.1
         settings = replace(settings, distill=0.0)
+    if not start.fresh and settings.ngrams is None:
+        settings = replace(settings, ngrams=False)
     if recipe.wants_teacher(settings, parameters, lengths):
         progress("fitting a linear n-gram model", 0, 0)
         teacher = Teacher.fit(split.train, len(split.labels), settings.seed)
+    ngrams = None
+    if recipe.wants_ngrams(settings, lengths, len(split.labels)):
+        progress("fitting a linear n-gram model", 0, 0)
+        ngrams = NgramModel.fit(split.train, len(split.labels))
+    settings = replace(settings, ngrams=ngrams is not None)
     size = None
     if language_model and (start.fresh or settings.vocab_size):
         small = recipe.is_small(settings, parameters)
@@ -206,6 +217,7 @@ def prepare(
             raise DataError(f"{start.run.config_file} was changed and no longer matches {folder}")
     how = (classifier, head, folder, progress, reference, teacher)
     task = ClassifierTask(settings, split, tokenizer, *how)
+    task.ngrams = ngrams
     for text in (split.how, *split.examples, *split.notes) if start.fresh else ():
         start.notify(Note(text))  # only once the settings are known to be valid
     start.record(task.settings, choices + more + task.choices, fingerprints, classifier)
@@ -270,12 +282,21 @@ def finish(
     if stopped == "interrupted":
         return result
     logits, truth = task.logits(task.val), split.val.truth
-    temperature = metrics.fit_temperature(logits, truth)
+    mixed, ngrams, ratio = logits, task.ngrams, 0.0
+    if ngrams:
+        ngram_logits = ngrams.logits(split.val.texts)
+        ratio = best_ratio(logits, ngram_logits, truth, labels)
+        mixed = logits + ratio * ngram_logits
+    temperature = metrics.fit_temperature(mixed, truth)
     # Dividing the weights of the last layer gives calibrated probabilities to everyone who loads
     # the folder.
     with torch.no_grad():
         task.classifier.score.weight /= temperature
-    test_logits = task.logits(task.test) if task.test else None  # before anything is written
+    task.ngrams = ngrams.scaled(ratio / temperature) if ngrams and ratio else None
+    test_logits = None
+    if task.test and split.test:  # before anything is written
+        test_logits = task.logits(task.test)
+        test_logits += task.ngrams.logits(split.test.texts) if task.ngrams else 0
     save_final(run, state, task.write_final)
     if task.base and task.refers_to_base():
         whole = f"`nanolm export {run.path} --to FOLDER` writes a whole model"
@@ -287,8 +308,9 @@ def finish(
         files.write_atomically(run.path / file, mistakes_csv(mistakes))
         return scores, mistakes[:MISTAKES]
 
-    val, mistakes = measure(split.val, logits, temperature, MISTAKES_FILE)
+    val, mistakes = measure(split.val, mixed, temperature, MISTAKES_FILE)
     result = replace(result, temperature=round(temperature, 4), val=val, mistakes=mistakes)
+    result = replace(result, ngram_weight=ratio if ngrams else None)
     if test_logits is not None and split.test:
         test, mistakes = measure(split.test, test_logits, 1.0, TEST_MISTAKES_FILE)
         result = replace(result, test=test, test_mistakes=mistakes)

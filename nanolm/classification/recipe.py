@@ -17,6 +17,7 @@ from nanolm.training.settings import DEFAULT_FAMILY
 DISTILLED_PARAMETERS = 15_000_000  # larger models know more than labeled texts can teach them
 LARGE_PARAMETERS = 50_000_000  # larger models take minutes on a CPU for a thousand texts
 LORA_PARAMETERS = 1_000_000_000  # with optimizer state, more than most GPUs can hold
+NGRAM_TOKENS = 3_000_000  # times the labels; fitting n-grams to this many takes half a minute
 DISTILLED_TOKENS = 300_000  # in all; fitting n-grams to more takes over a minute
 FEW_TEXTS = 10_000  # with fewer, the language-model loss prevents forgetting
 MANY_TEXTS = 50_000  # a batch size of 64 was measured there (docs/experiments.md)
@@ -38,6 +39,14 @@ def wants_teacher(settings: FinetuneSettings, parameters: int, lengths: list[int
         return settings.distill > 0
     few = FEWEST_TEXTS <= len(lengths) <= MOST_TEXTS and sum(lengths) < DISTILLED_TOKENS
     return few and is_small(settings, parameters)
+
+
+def wants_ngrams(settings: FinetuneSettings, lengths: list[int], labels: int) -> bool:
+    """Whether to fit an n-gram model that the finished classifier may be mixed with."""
+    if settings.ngrams is not None:
+        return settings.ngrams
+    few_tokens = sum(lengths) * max(1, labels - 1) <= NGRAM_TOKENS
+    return len(lengths) >= FEW_TEXTS and few_tokens and not settings.class_weights
 
 
 def is_small(settings: FinetuneSettings, parameters: int) -> bool:
@@ -114,16 +123,19 @@ def choose_settings(
         choose("layer_decay", 0.8, "layers near the input need less fine-tuning")
     fill(dropout=0.1 if trains_all and base is not None and small else 0.0, layer_decay=1.0)
     fill(weight_decay=0.1 if base is None else 0.01, average=0.0, language_loss=0.0, distill=0.0)
-    epochs = settings.epochs
+    epochs, minutes = settings.epochs, settings.minutes
     if settings.steps is None and epochs is None:  # no early stopping if the length was given
         fill(patience=DEFAULT_PATIENCE)
-    if settings.steps is None and (epochs or settings.minutes is None):
+    limited = base is not None and count >= FEW_TEXTS  # in minutes, more epochs would fit
+    if settings.steps is None and (epochs or minutes is None or limited):
         change = ""
         if epochs is None:
             epochs = default_epochs(count, base is None, small)
             if distill:
                 epochs = round(max(epochs, DISTILLED_STEPS * batch / count), 1)
             change = "; change with --epochs, --steps or --minutes"
+            if minutes is not None:
+                change = f", or as many as fit into {counted(minutes, 'minute')}"
         what = "texts" if windows == count else "windows of text"
         reason = f"{counted(epochs, 'epoch')} of {windows:,} {what}{change}"
         choose("steps", max(1, round(epochs * windows / batch)), reason)
@@ -152,9 +164,12 @@ def learning_rate(
 
 
 def default_epochs(count: int, scratch: bool, small: bool) -> float:
-    """More epochs for fewer texts, and for training from scratch."""
+    """More epochs for fewer texts, and for training from scratch. With many texts, a third epoch
+    overfits (docs/experiments.md)."""
     if scratch:
         return float(round(max(3, min(20, 38_000 / count))))
+    if count >= MANY_TEXTS:
+        return 2.0
     return float(round(max(3, min(8, 20_000 / count)))) if small else 3.0
 
 

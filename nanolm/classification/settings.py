@@ -52,6 +52,7 @@ class FinetuneSettings(Settings):
     layer_decay: float | None = None
     language_loss: float | None = None
     distill: float | None = None
+    ngrams: bool | None = None
     optimizer: str | None = None
     weight_decay: float | None = None
     evaluations: int | None = None

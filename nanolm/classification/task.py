@@ -21,6 +21,7 @@ from nanolm.classification.classifier import Logits, encode_for, in_batches, pre
 from nanolm.classification.data import CachedStates, Encoded, LabelSplit, LengthBatches
 from nanolm.classification.distill import Distillation, Teacher
 from nanolm.classification.metrics import fit_temperature, score
+from nanolm.classification.ngrams import NgramModel
 from nanolm.classification.probe import LinearProbe, fit_probe
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError, UsageError
@@ -92,6 +93,7 @@ class ClassifierTask(Task):
             counts = np.bincount(split.train.truth, minlength=len(split.labels))
             balanced = len(split.train) / (len(counts) * np.maximum(counts, 1))
             self.weights = torch.tensor(balanced, dtype=torch.float32, device=device)
+        self.ngrams: NgramModel | None = None  # to mix the finished classifier with
         self.adapters = Adapters(self.classifier.base) if settings.train == "lora" else None
         self.untied_head: nn.Linear | None = None
         if settings.language_loss and not model.config.base.tied:
@@ -299,6 +301,8 @@ class ClassifierTask(Task):
 
     def write_final(self, folder: Path) -> None:
         """Write the whole classifier, and with LoRA its adapter; or refer to a large base model."""
+        if self.ngrams:
+            self.ngrams.save(folder)
         if self.refers_to_base():
             self.snapshot()(folder)
             return

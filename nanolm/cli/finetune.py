@@ -68,6 +68,8 @@ TABLE: Table = {
         "distill": "Weight of the soft labels that a linear n-gram model assigns to the training "
         "texts and to synthetic texts (distillation).  [default: chosen by cross-validation for "
         "small models and few texts, else 0]",
+        "ngrams": "Also fit a linear n-gram model, and add its scores to the classifier's if that "
+        "lowers the validation loss.  [default: for 10,000 texts or more]",
         "dropout": "Dropout rate.",
         "weight_decay": "Weight decay for the weight matrices.",
         "average": AVERAGE,
@@ -190,6 +192,9 @@ def show(result: "FinetuneResult") -> None:
     if mistakes:
         click.echo(f"\nmost confident mistakes on the {name} texts")
         show_mistakes(mistakes[:5])
+    if result.ngram_weight:
+        alone = f"{result.uncalibrated.accuracy:.1%} without it"
+        note(f"mixed with a linear n-gram model, weight {result.ngram_weight:g}: accuracy {alone}")
     losses = f"log-loss {result.uncalibrated.loss:.3f} before, {result.val.loss:.3f} after"
     note(f"calibrated with temperature {result.temperature:g} on the validation texts: {losses}")
     for name, scores, _, file in parts:

@@ -43,6 +43,8 @@ class Inspector:
         from nanolm.inspect.attribution import attribute
         from nanolm.inspect.inspection import Inspection
 
+        if classifier.ngrams:
+            note("this shows the Transformer without the n-gram model that it is mixed with")
         model, tokenizer = classifier.model, classifier.tokenizer
         window = min(model.base.window() or MOST_TOKENS, model.config.window or MOST_TOKENS)
         attribution = attribute(model, ids := cut(tokenizer.encode_prompt(text.strip()), window))

@@ -40,6 +40,7 @@ SOURCE_TOKENIZER = "source_tokenizer.json"  # if source and target have separate
 # A partial checkpoint: a reference to its base model, and the trained weights, or for LoRA the
 # folder of an adapter. Version 0.1 saved adapters to a file.
 BASE, TRAINED, ADAPTER = "base.json", "trained.safetensors", "adapter"
+NGRAMS = "ngrams.safetensors"  # a linear model whose logits are added to a classifier's
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTERS = "adapters.safetensors"
 # The largest JSON file or safetensors header, in bytes: ten times that of the largest supported

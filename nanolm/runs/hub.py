@@ -25,7 +25,7 @@ SHARD_NAME = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
 MODEL_FILES = (
     *(CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "vocab.json"),
-    *("merges.txt", "source_tokenizer.json"),
+    *("merges.txt", "source_tokenizer.json", "ngrams.safetensors"),
 )
 WITHOUT_JSON = ("tokenizer.model", "spiece.model", "qwen.tiktoken")  # instead of a tokenizer.json
 SUFFIXES = "safetensors|bin|pt|pth|ckpt|pkl|h5|msgpack|gguf|onnx|ot"
