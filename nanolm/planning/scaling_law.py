@@ -42,7 +42,7 @@ CURVE_FACTOR, CURVE_EXPONENT, CURVE_BITS = 0.106, 0.4, 1.5
 # but more slowly, and the decay of the learning rate adds to it, more so after many passes. The
 # further the loss has to fall, the more the plan counts. Text made by rules gains most from the
 # decay, which no trend shows, so until then a forecast in the range TOO_HIGH is ignored.
-EARLY = 0.28  # progress up to which the trend says less than the plan
+EARLY = 0.38  # progress up to which the trend says less than the plan
 TREND, DECAYING_TREND = 0.7, 1.2  # before and during the decay
 DECAYING = 1 - 0.85 * DECAY  # progress from which the trend shows the decay
 DECAY_GAIN, DECAY_GAIN_PER_PASS = 0.03, 0.03  # in logs; the latter times log(1 + passes)

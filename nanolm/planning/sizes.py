@@ -35,6 +35,7 @@ MOST_TIMED = 4  # sizes; more rarely change the choice
 STEP_TOKENS, STEP_TOKENS_ON_GPU = 2_048, 8_192  # initially; fewer would leave a GPU idle
 MOST_STEP_TOKENS = 1 << 19
 GOOD_STEPS = 1_200  # approximately; with time for more, steps get more tokens instead
+ENOUGH_STEPS = 900  # with time for more on a CPU, half as many tokens more (docs/experiments.md)
 FEW_STEPS = 120  # with time for fewer, halve the tokens per step; below a third, quarter them
 PARAMETERS_PER_TOKEN = 30  # of training text; larger models would overfit
 SHORT_RUN = 25.0  # seconds of training within which the smallest size is best on a CPU
@@ -43,7 +44,8 @@ SECONDS_OF_FIT = 1.0  # to measure threads and dtype, approximately
 # In runs shorter than this, in seconds, there is no time for that. On a GPU, timing the attention
 # kernels takes 3 to 4 s, and the best two are equally fast for `mini`.
 HURRY, HURRY_ON_GPU = 12.0, 60.0
-AS_GOOD = 1.004  # times the best bits per byte: this close counts as equal
+AS_GOOD = 1.004  # times the best bits per byte: this close counts as equal,
+REPEATED = 3.0  # with at least this many passes
 GPU_MEMORY_SHARE = 0.7  # that a model may use
 TIME_EXPONENT = 0.85  # step time ~ arithmetic ** 0.85
 # Layers, heads, width, context. The first size to be timed is that of a preset.
@@ -151,6 +153,9 @@ def search_sizes(
         tokens = min(MOST_STEP_TOKENS, tokens << larger)
         measured.clear()
         measure(first)
+    elif most > ENOUGH_STEPS and settings.batch is None and on_cpu:
+        tokens += tokens // 2
+        measured[first] *= 1.5
     elif most < FEW_STEPS and settings.batch is None and on_cpu:
         smaller = 1 if most > FEW_STEPS / 3 else 2
         tokens >>= smaller
@@ -159,8 +164,8 @@ def search_sizes(
     while len(measured) < MOST_TIMED and time.monotonic() + another < end:
         bits = [estimate(index).bits_per_byte for index in range(len(configs))]
         best = bits.index(min(bits))
-        near = (n for n in (best, best - 1, best + 1) if 0 <= n < len(configs))
-        untimed = next((n for n in near if n not in measured), None)
+        close = (n for n in (best, best - 1, best + 1) if 0 <= n < len(configs))
+        untimed = next((n for n in close if n not in measured), None)
         if untimed is None or clock.measuring() <= took:
             break
         measure(untimed)
@@ -169,7 +174,14 @@ def search_sizes(
     slow = estimate(min(measured)).steps < FEW_STEPS
     tried = [estimate(n) for n in (range(max(measured) + 1) if slow else sorted(measured))]
     least = min(each.bits_per_byte for each in tried)
-    return next(each for each in tried if each.bits_per_byte <= AS_GOOD * least), tried
+    good = [each for each in tried if each.bits_per_byte <= near(each) * least]
+    return good[0], tried
+
+
+def near(estimate: SizeEstimate) -> float:
+    """How close to the best bits per byte counts as equal. In text that is hardly repeated, larger
+    models are better than predicted, so none is."""
+    return AS_GOOD if estimate.passes >= REPEATED else 1.0
 
 
 def fit(settings: TrainSettings, config: GPTConfig, clock: Clock, processes: int) -> Fitted:

@@ -208,14 +208,14 @@ def test_a_wrong_forecast_is_corrected_once_also_after_a_kill(
     assert forecast["corrected"] < forecast["bits_per_byte"] == 5.0
     notes = [str(event) for event in seen if "forecast: " in str(event)]
     expected = f"{forecast['corrected']:.3f} bits per byte instead of 5.000"
-    assert len(notes) == 1 and expected in notes[0] and "33%" in notes[0]
+    assert len(notes) == 1 and expected in notes[0] and "50%" in notes[0]
     corrected = [line.get("forecast_bits_per_byte") for line in lines(whole) if "val_loss" in line]
-    assert corrected[:2] == [5.0, forecast["corrected"]] and corrected[-1] is None
+    assert corrected[:3] == [5.0, 5.0, forecast["corrected"]] and corrected[-1] is None
     assert corrected[-2] == pytest.approx(result.val_bits_per_byte, rel=0.1)
     assert "corrected during training" in (whole / "report.html").read_text()
 
     with monkeypatch.context() as patch:
-        before_step(patch, 25, kill)
+        before_step(patch, 35, kill)
         with pytest.raises(Killed):
             nanolm.train(text, out=killed, **how)
     nanolm.train(text, out=killed, **how)
