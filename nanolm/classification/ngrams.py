@@ -85,11 +85,13 @@ class NgramModel:
             return None
         tensors = load_tensors(file)
         try:
-            words = tensors["words"].numpy().tobytes().decode().split("\n")
+            words: list[str] = []
+            if len(tensors["idf"]) <= MOST_NGRAMS:
+                words = tensors["words"].numpy().tobytes().decode().split("\n", MOST_NGRAMS)
             idf, weight, bias = (
                 tensors[name].double().numpy() for name in ("idf", "weight", "bias")
             )
-        except (KeyError, UnicodeDecodeError, TypeError):
+        except (KeyError, UnicodeDecodeError, TypeError, RuntimeError):
             raise ModelError(f"{file} is not an n-gram model") from None
         shapes = ((len(words),), (len(words), columns), (columns,))
         if (idf.shape, weight.shape, bias.shape) != shapes or len(set(words)) < len(words):

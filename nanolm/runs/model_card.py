@@ -14,6 +14,7 @@ from nanolm.formats import abridged, counted, listed
 from nanolm.model.config import ClassifierConfig, Seq2SeqConfig
 from nanolm.model.config_json import model_type
 from nanolm.model.shapes import Config, parameters_by_part
+from nanolm.model.stored import NGRAMS
 from nanolm.runs.folder import Run
 from nanolm.runs.hub import REPOSITORY_NAME
 from nanolm.runs.info import History
@@ -102,6 +103,8 @@ def model_card(name: str, run: str, config: Config, history: History | None, dty
     else:
         example = SEQ2SEQ if task == "translation" else PIPELINE
         lines += fenced("python", example.format(task=task, name=json.dumps(plain(name))))
+        if isinstance(result, dict) and result.get("ngram_weight"):
+            lines += [f"`transformers` ignores {NGRAMS}, whose scores nanolm adds.", ""]
     place = shlex.quote(plain(name))
     lines += fenced("sh", f"nanolm {command.format(place)}")
     if task == "text-generation" and not why_only:
