@@ -82,13 +82,14 @@ class Vocabulary:
         analyze: Analyze | None = None,
         most: int | None = None,
     ) -> Self:
-        """`longest` is the maximum n of word n-grams; `analyze` replaces the default analyzer. Only
-        the `most` common words are kept."""
+        """`longest` is the maximum n of word n-grams; `analyze` replaces the default analyzer.
+        Keeps at most `most` words, the most frequent ones."""
         analyze = analyze or partial(words, longest=longest)
         counts = Counter(word for text in texts for word in set(analyze(text)))
-        if most is not None and len(counts) > most:
-            counts = Counter(dict(counts.most_common(most)))
-        ids = {word: number for number, word in enumerate(sorted(counts))}
+        kept = sorted(counts)
+        if most is not None and len(kept) > most:  # the same ones in every process
+            kept = sorted(sorted(kept, key=lambda word: -counts[word])[:most])
+        ids = {word: number for number, word in enumerate(kept)}
         frequency = np.array([counts[word] for word in ids], dtype=np.float64)
         return cls(ids, np.log((1 + len(texts)) / (1 + frequency)) + 1, analyze)
 
@@ -143,9 +144,11 @@ class LogisticModel:
         words: int,
         strength: float,
         tolerance: float = TOLERANCE,
+        history: int = 100,
     ) -> Self:
         """Minimize the summed loss times `strength` plus half the sum of squared weights; the bias
-        is not penalized. The objective is convex, and L-BFGS finds its minimum."""
+        is not penalized. The objective is convex, and L-BFGS finds its minimum; it keeps `history`
+        pairs of vectors as large as the weights."""
         columns = 1 if labels == 2 else labels
         both = torch.zeros(words + 1, columns, dtype=torch.float64)  # the last row is the bias
         weight, bias = both.numpy()[:-1], both.numpy()[-1]  # views of the same memory
@@ -160,6 +163,7 @@ class LogisticModel:
             return float(-strength * (log_p * one_hot).sum() + (weight**2).sum() / 2)
 
         how: dict[str, Any] = {"max_iter": MOST_ITERATIONS, "line_search_fn": "strong_wolfe"}
+        how["history_size"] = history
         least = tolerance * strength * len(truth)
         torch.optim.LBFGS([both], tolerance_grad=least, **how).step(loss)
         return cls(weight, bias)

@@ -68,9 +68,9 @@ class FinetuneResult:
     temperature: float | None = None  # by which the logits were divided
     val: ClassifierScores | None = None
     test: ClassifierScores | None = None
-    # On the validation set, before calibration and without the n-gram model
-    uncalibrated: ClassifierScores | None = None
-    ngram_weight: float | None = None  # of its logits; None if there is no such model
+    uncalibrated: ClassifierScores | None = None  # on the validation set, before calibration
+    ngram_weight: float | None = None  # of an n-gram model's logits; None if none was fitted
+    accuracy_without_ngrams: float | None = None  # on the validation set
     mistakes: tuple[Mistake, ...] = ()  # on the validation set, most confident first
     test_mistakes: tuple[Mistake, ...] = ()
 
@@ -84,12 +84,12 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune on `settings.data`, or resume an unfinished run with the same settings."""
     settings.check()
-    begin = time.monotonic()
     start = RunStart(with_start(settings, notify), out, notify)
-    split = split_data(recipe.choose_fraction(start.settings), reports(notify)[1])
     base = None
     if start.settings.start_from != SCRATCH:
         base = runs.find_or_download(str(start.settings.start_from), *reports(notify))
+    begin = time.monotonic()
+    split = split_data(recipe.choose_fraction(start.settings), reports(notify)[1])
     with start.locked():
         task = prepare(start, base, split)
         with threads_for(task.settings.threads), StopRequest() as stop:
@@ -168,11 +168,14 @@ def prepare(
     if recipe.wants_teacher(settings, parameters, lengths):
         progress("fitting a linear n-gram model", 0, 0)
         teacher = Teacher.fit(split.train, len(split.labels), settings.seed)
-    ngrams = None
+    ngrams, asked = None, settings.ngrams
     if recipe.wants_ngrams(settings, lengths, len(split.labels)):
         progress("fitting a linear n-gram model", 0, 0)
         ngrams = NgramModel.fit(split.train, len(split.labels))
     settings = replace(settings, ngrams=ngrams is not None)
+    if ngrams and asked is None:
+        reason = "a linear model may add what a Transformer misses; --no-ngrams turns it off"
+        choices.append(Choice("ngrams", len(ngrams.vocabulary), reason))
     size = None
     if language_model and (start.fresh or settings.vocab_size):
         small = recipe.is_small(settings, parameters)
@@ -187,10 +190,12 @@ def prepare(
         config = replace(config, vocab_size=len(parts))
         settings = replace(settings, vocab_size=tokenizer.vocab_size)
         reason = f"{known.vocab_size:,} from the model and {added:,} learned from the labeled texts"
-        choices = [Choice("vocabulary", tokenizer.vocab_size, reason)]
+        choices.append(Choice("vocabulary", tokenizer.vocab_size, reason))
     fingerprints["tokenizer"] = tokenizer.fingerprint()
     folder = start.checkpoint(fingerprints)
-    settings, more = recipe.choose_settings(settings, config, parameters, lengths, teacher)
+    settings, more = recipe.choose_settings(
+        settings, config, parameters, lengths, teacher, limit_epochs=start.fresh
+    )
     assert settings.context and settings.long and settings.dropout is not None
     config = config or recipe.fresh_config(settings, tokenizer.vocab_size)
     classifier_config = ClassifierConfig(
@@ -289,7 +294,7 @@ def finish(
         mixed = logits + ratio * ngram_logits
     temperature = metrics.fit_temperature(mixed, truth)
     # Dividing the weights of the last layer gives calibrated probabilities to everyone who loads
-    # the folder.
+    # the folder (with the n-grams, if there are any).
     with torch.no_grad():
         task.classifier.score.weight /= temperature
     task.ngrams = ngrams.scaled(ratio / temperature) if ngrams and ratio else None
@@ -310,10 +315,12 @@ def finish(
 
     val, mistakes = measure(split.val, mixed, temperature, MISTAKES_FILE)
     result = replace(result, temperature=round(temperature, 4), val=val, mistakes=mistakes)
-    result = replace(result, ngram_weight=ratio if ngrams else None)
+    if ngrams:
+        alone = score(logits, truth, labels).accuracy
+        result = replace(result, ngram_weight=ratio, accuracy_without_ngrams=alone)
     if test_logits is not None and split.test:
         test, mistakes = measure(split.test, test_logits, 1.0, TEST_MISTAKES_FILE)
         result = replace(result, test=test, test_mistakes=mistakes)
-    result = replace(result, uncalibrated=score(logits, truth, labels))
+    result = replace(result, uncalibrated=score(mixed, truth, labels))
     write_result(run, result.to_json(), notify)
     return result

@@ -10,7 +10,6 @@ different mistakes, so the sum of their logits is better than either (docs/exper
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -32,9 +31,9 @@ LONGEST = 3  # words
 WORD = re.compile(r"n't|\w\w+|[!?]")
 STRENGTH = 10.0  # inverse of the L2 penalty
 MOST_NGRAMS = 300_000  # the most common ones
-MOST_BYTES = 10_000_000  # of labeled texts; fitting takes about 3 s per megabyte
 RATIOS = (0.25, 0.5, 1.0, 2.0)  # of its logits to those of the classifier
-LEAST_GAIN = 3.0  # nats over all validation texts, so that a mix is no accident
+LEAST_GAIN = 3.0  # nats over all validation texts; a smaller gain may be chance
+HISTORY = 10  # of L-BFGS; more would take gigabytes with many labels
 
 Logits = npt.NDArray[np.float32]
 
@@ -51,13 +50,13 @@ class NgramModel:
     model: LogisticModel
 
     @classmethod
-    def fit(cls, train: Texts, labels: int) -> Self:
-        """Deterministic given the texts: a resumed run fits it again."""
+    def fit(cls, train: Texts, labels: int) -> Self | None:
+        """Deterministic given the texts: a resumed run fits it again. None without words."""
         vocabulary = Vocabulary.of(train.texts, analyze=word_ngrams, most=MOST_NGRAMS)
-        bags = vocabulary.bags(train.texts)
-        return cls(
-            vocabulary, LogisticModel.fit(bags, train.truth, labels, len(vocabulary), STRENGTH)
-        )
+        if not len(vocabulary):
+            return None
+        what = (vocabulary.bags(train.texts), train.truth, labels, len(vocabulary))
+        return cls(vocabulary, LogisticModel.fit(*what, STRENGTH, history=HISTORY))
 
     def logits(self, texts: list[str]) -> Logits:
         """(texts, labels)"""
@@ -98,10 +97,6 @@ class NgramModel:
             raise ModelError(f"{file} does not match its classifier")
         ids = {word: number for number, word in enumerate(words)}
         return cls(Vocabulary(ids, idf, word_ngrams), LogisticModel(weight, bias))
-
-
-def bytes_of(texts: Iterable[str]) -> int:
-    return sum(len(text.encode()) for text in texts)
 
 
 def best_ratio(logits: Logits, ngram_logits: Logits, truth: Ints, labels: tuple[str, ...]) -> float:

@@ -1,5 +1,6 @@
 """Choose the settings of a fine-tuning run that were not given, each with its reason."""
 
+import math
 from dataclasses import replace
 
 from nanolm.choice import Choice, Chosen
@@ -17,7 +18,9 @@ from nanolm.training.settings import DEFAULT_FAMILY
 DISTILLED_PARAMETERS = 15_000_000  # larger models know more than labeled texts can teach them
 LARGE_PARAMETERS = 50_000_000  # larger models take minutes on a CPU for a thousand texts
 LORA_PARAMETERS = 1_000_000_000  # with optimizer state, more than most GPUs can hold
-NGRAM_TOKENS = 3_000_000  # times the labels; fitting n-grams to this many takes half a minute
+# Fitting n-grams takes about 10 s for a million tokens and two labels.
+NGRAM_TOKENS, NGRAM_TOKENS_PER_SECOND = 3_000_000, 100_000
+NGRAM_SHARE = 0.1  # of the time, at most
 DISTILLED_TOKENS = 300_000  # in all; fitting n-grams to more takes over a minute
 FEW_TEXTS = 10_000  # with fewer, the language-model loss prevents forgetting
 MANY_TEXTS = 50_000  # a batch size of 64 was measured there (docs/experiments.md)
@@ -42,10 +45,13 @@ def wants_teacher(settings: FinetuneSettings, parameters: int, lengths: list[int
 
 
 def wants_ngrams(settings: FinetuneSettings, lengths: list[int], labels: int) -> bool:
-    """Whether to fit an n-gram model that the finished classifier may be mixed with."""
+    """Whether to fit an n-gram model that the finished classifier may be mixed with: on request, or
+    for many texts if there is time for it."""
     if settings.ngrams is not None:
         return settings.ngrams
-    few_tokens = sum(lengths) * max(1, labels - 1) <= NGRAM_TOKENS
+    seconds = NGRAM_SHARE * 60 * (settings.minutes or math.inf)
+    most = min(NGRAM_TOKENS, NGRAM_TOKENS_PER_SECOND * seconds)
+    few_tokens = sum(lengths) * max(1, labels - 1) <= most
     return len(lengths) >= FEW_TEXTS and few_tokens and not settings.class_weights
 
 
@@ -60,9 +66,11 @@ def choose_settings(
     parameters: int,
     lengths: list[int],
     teacher: Teacher | None = None,
+    limit_epochs: bool = True,
 ) -> tuple[FinetuneSettings, list[Choice]]:
     """Choose settings for a model with this many `parameters` and training texts of these `lengths`
-    in tokens. `base` is the config of the pretrained model, or None if training from scratch."""
+    in tokens. `base` is the config of the pretrained model, or None if training from scratch. With
+    `limit_epochs`, a time limit is for at most the default number of epochs of many texts."""
     chosen = Chosen(settings)
     choose, fill, count = chosen.choose, chosen.fill, len(lengths)
     choose("device", *choose_device(settings.device))
@@ -126,7 +134,7 @@ def choose_settings(
     epochs, minutes = settings.epochs, settings.minutes
     if settings.steps is None and epochs is None:  # no early stopping if the length was given
         fill(patience=DEFAULT_PATIENCE)
-    limited = base is not None and count >= FEW_TEXTS  # in minutes, more epochs would fit
+    limited = limit_epochs and base is not None and count >= FEW_TEXTS
     if settings.steps is None and (epochs or minutes is None or limited):
         change = ""
         if epochs is None:
@@ -165,7 +173,7 @@ def learning_rate(
 
 def default_epochs(count: int, scratch: bool, small: bool) -> float:
     """More epochs for fewer texts, and for training from scratch. With many texts, a third epoch
-    overfits (docs/experiments.md)."""
+    does not help (docs/experiments.md)."""
     if scratch:
         return float(round(max(3, min(20, 38_000 / count))))
     if count >= MANY_TEXTS:

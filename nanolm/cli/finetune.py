@@ -57,7 +57,7 @@ TABLE: Table = {
         "epochs": "Number of epochs (passes over the data).  "
         "[default: chosen for the model and data]",
         "steps": "Number of steps; reruns are bit-identical.",
-        "minutes": "Training time.",
+        "minutes": "Time limit, including reading the data.",
     },
     "Optimization": {
         "batch": "Batch size in texts.",
@@ -69,7 +69,7 @@ TABLE: Table = {
         "texts and to synthetic texts (distillation).  [default: chosen by cross-validation for "
         "small models and few texts, else 0]",
         "ngrams": "Also fit a linear n-gram model, and add its scores to the classifier's if that "
-        "lowers the validation loss.  [default: for 10,000 texts or more]",
+        "lowers the validation loss.  [default: for 10,000 texts or more, unless they are long]",
         "dropout": "Dropout rate.",
         "weight_decay": "Weight decay for the weight matrices.",
         "average": AVERAGE,
@@ -193,8 +193,8 @@ def show(result: "FinetuneResult") -> None:
         click.echo(f"\nmost confident mistakes on the {name} texts")
         show_mistakes(mistakes[:5])
     if result.ngram_weight:
-        alone = f"{result.uncalibrated.accuracy:.1%} without it"
-        note(f"mixed with a linear n-gram model, weight {result.ngram_weight:g}: accuracy {alone}")
+        alone = f"without it, accuracy is {result.accuracy_without_ngrams:.1%}"
+        note(f"mixed with a linear n-gram model, weight {result.ngram_weight:g}; {alone}")
     losses = f"log-loss {result.uncalibrated.loss:.3f} before, {result.val.loss:.3f} after"
     note(f"calibrated with temperature {result.temperature:g} on the validation texts: {losses}")
     for name, scores, _, file in parts:

@@ -44,6 +44,7 @@ CURVE_FACTOR, CURVE_EXPONENT, CURVE_BITS = 0.106, 0.4, 1.5
 # decay, which no trend shows, so until then a forecast in the range TOO_HIGH is ignored.
 EARLY = 0.38  # progress up to which the trend says less than the plan
 TREND, DECAYING_TREND = 0.7, 1.2  # before and during the decay
+FLAT_PASSES, LEAST_FLATTENED = 3.0, 0.6  # with more passes, the curve flattens, at most this much
 DECAYING = 1 - 0.85 * DECAY  # progress from which the trend shows the decay
 DECAY_GAIN, DECAY_GAIN_PER_PASS = 0.03, 0.03  # in logs; the latter times log(1 + passes)
 FULLY_AVERAGED = 27  # steps in an EMA of the weights that gains as much as the decay
@@ -101,7 +102,8 @@ class Forecast:
             bits = measured * math.exp(DECAYING_TREND * trend)
         else:
             gain = DECAY_GAIN + DECAY_GAIN_PER_PASS * math.log1p(self.passes)
-            trend = TREND * trend - gain * max(0.0, 1 - averaged / FULLY_AVERAGED)
+            flatter = max(LEAST_FLATTENED, min(1.0, FLAT_PASSES / max(self.passes, 1e-9)) ** 0.5)
+            trend = TREND * flatter * trend - gain * max(0.0, 1 - averaged / FULLY_AVERAGED)
             weight = 1 / (1 + (trend / FAR) ** 2)
             bits = measured**weight * planned ** (1 - weight) * math.exp(weight * trend)
         too_high = TOO_HIGH[0] < bits / planned < TOO_HIGH[1]

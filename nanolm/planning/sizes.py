@@ -4,7 +4,8 @@
     SizeEstimate(config=GPTConfig(...), batch=16, step=0.104, steps=1592, ..., bits_per_byte=2.05)
 
 A few sizes are timed for about a second each, and `nanolm.planning.scaling_law` predicts the loss
-of all. Among nearly equal ones, the smallest wins: it is faster and needs less memory.
+of all. Among nearly equal ones, the smallest wins if the text is read at least three times: it is
+faster and needs less memory.
 """
 
 import math
@@ -174,13 +175,12 @@ def search_sizes(
     slow = estimate(min(measured)).steps < FEW_STEPS
     tried = [estimate(n) for n in (range(max(measured) + 1) if slow else sorted(measured))]
     least = min(each.bits_per_byte for each in tried)
-    good = [each for each in tried if each.bits_per_byte <= near(each) * least]
-    return good[0], tried
+    return next(each for each in tried if each.bits_per_byte <= tolerance(each) * least), tried
 
 
-def near(estimate: SizeEstimate) -> float:
-    """How close to the best bits per byte counts as equal. In text that is hardly repeated, larger
-    models are better than predicted, so none is."""
+def tolerance(estimate: SizeEstimate) -> float:
+    """A smaller model wins if its bits per byte are within this factor of the best. Larger models
+    are better than predicted if the text is hardly repeated; then there is no tolerance."""
     return AS_GOOD if estimate.passes >= REPEATED else 1.0
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
+from nanolm.classification.bag_of_words import Vocabulary
 from nanolm.classification.classifier import load
 from nanolm.classification.data import Texts
 from nanolm.classification.finetune import FinetuneResult, finetune
@@ -41,6 +42,12 @@ def texts_of(nouns: str) -> Texts:
 TRAIN, VAL = texts_of("film plot cast song"), texts_of("room view")
 
 
+def fitted(train: Texts, labels: int) -> NgramModel:
+    model = NgramModel.fit(train, labels)
+    assert model
+    return model
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> dict[str, Any]:
     files = {}
@@ -61,14 +68,14 @@ def test_it_is_the_logistic_regression_of_scikit_learn() -> None:
     regression = LogisticRegression(C=STRENGTH, tol=1e-6, max_iter=1000)
     regression.fit(vectorizer.fit_transform(TRAIN.texts), TRAIN.truth)
     theirs = regression.decision_function(vectorizer.transform(VAL.texts))
-    ours = NgramModel.fit(TRAIN, labels=2).logits(VAL.texts)
+    ours = fitted(TRAIN, 2).logits(VAL.texts)
     assert np.abs(ours[:, 1] - ours[:, 0] - theirs).max() < 0.02
     assert ((theirs > 0) == VAL.truth).all()
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
     for labels, train in ((2, TRAIN), (3, Texts(TRAIN.texts, np.arange(len(TRAIN)) % 3))):
-        model = NgramModel.fit(train, labels)
+        model = fitted(train, labels)
         model.save(tmp_path)
         loaded = NgramModel.load(tmp_path, labels)
         assert loaded
@@ -79,7 +86,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["shape", "missing", "not text", "twice", "NaN", "labels"])
 def test_a_file_that_does_not_fit_is_refused(damage: str, tmp_path: Path) -> None:
-    NgramModel.fit(TRAIN, 2).save(tmp_path)
+    fitted(TRAIN, 2).save(tmp_path)
     tensors = {name: tensor.clone() for name, tensor in load_file(tmp_path / NGRAMS).items()}
     if damage == "shape":
         tensors["idf"] = tensors["idf"][1:].clone()
@@ -119,7 +126,7 @@ def test_a_mixed_classifier(data: dict[str, Any], tmp_path: Path) -> None:
     assert alone.val and mixed.val and mixed.test and mixed.uncalibrated and alone.uncalibrated
     assert alone.ngram_weight is None and mixed.ngram_weight
     assert mixed.val.accuracy == mixed.test.accuracy == 1 > alone.val.accuracy
-    assert mixed.uncalibrated == alone.uncalibrated
+    assert mixed.accuracy_without_ngrams == alone.val.accuracy
     best = tmp_path / "mixed" / "best"
     verify(best)
     export_folder(str(tmp_path / "mixed"), tmp_path / "exported", None, lambda text: None)
@@ -140,6 +147,19 @@ def test_when_it_is_fitted() -> None:
     assert not wants_ngrams(settings, [10] * 100_000, labels=5)
     assert not wants_ngrams(FinetuneSettings(("x",), class_weights=True), [10] * 10_000, labels=2)
     assert wants_ngrams(FinetuneSettings(("x",), ngrams=True), [10] * 100, labels=2)
+    short = FinetuneSettings(("x",), minutes=0.1)  # no time to fit them
+    assert not wants_ngrams(short, [10] * 10_000, labels=2)
+
+
+def test_texts_without_words_have_no_ngrams() -> None:
+    assert NgramModel.fit(Texts(["a", "-", ""], np.array([0, 1, 1])), labels=2) is None
+
+
+def test_the_same_ngrams_are_kept_in_every_process() -> None:
+    """Whatever the order in which a set of strings is iterated."""
+    texts = ["one two three", "four five six", "six five", "seven"]
+    ids = [Vocabulary.of(order, most=4).ids for order in (texts, texts[::-1])]
+    assert ids[0] == ids[1] == {"five": 0, "four": 1, "one": 2, "six": 3}
 
 
 def test_minutes_are_an_upper_limit_for_many_texts() -> None:
