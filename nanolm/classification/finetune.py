@@ -21,7 +21,7 @@ from nanolm.classification.classifier import MISTAKES, Logits, mistakes_csv
 from nanolm.classification.data import LabelSplit, Texts, split_data
 from nanolm.classification.distill import Teacher
 from nanolm.classification.metrics import ClassifierScores, Mistake, score, worst_mistakes
-from nanolm.classification.ngrams import NgramModel, best_ratio
+from nanolm.classification.ngrams import NgramModel
 from nanolm.classification.probe import PROBE_FOLDS
 from nanolm.classification.settings import FROM_SCRATCH, SCRATCH, FinetuneSettings
 from nanolm.classification.task import ClassifierTask
@@ -222,7 +222,8 @@ def prepare(
             raise DataError(f"{start.run.config_file} was changed and no longer matches {folder}")
     how = (classifier, head, folder, progress, reference, teacher)
     task = ClassifierTask(settings, split, tokenizer, *how)
-    task.ngrams = ngrams
+    if ngrams:
+        task.add_ngrams(ngrams)
     for text in (split.how, *split.examples, *split.notes) if start.fresh else ():
         start.notify(Note(text))  # only once the settings are known to be valid
     start.record(task.settings, choices + more + task.choices, fingerprints, classifier)
@@ -287,11 +288,7 @@ def finish(
     if stopped == "interrupted":
         return result
     logits, truth = task.logits(task.val), split.val.truth
-    mixed, ngrams, ratio = logits, task.ngrams, 0.0
-    if ngrams:
-        ngram_logits = ngrams.logits(split.val.texts)
-        ratio = best_ratio(logits, ngram_logits, truth, labels)
-        mixed = logits + ratio * ngram_logits
+    (mixed, ratio), ngrams = task.mixed(logits), task.ngrams
     temperature = metrics.fit_temperature(mixed, truth)
     # Dividing the weights of the last layer gives calibrated probabilities to everyone who loads
     # the folder (with the n-grams, if there are any).

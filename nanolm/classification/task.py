@@ -21,7 +21,7 @@ from nanolm.classification.classifier import Logits, encode_for, in_batches, pre
 from nanolm.classification.data import CachedStates, Encoded, LabelSplit, LengthBatches
 from nanolm.classification.distill import Distillation, Teacher
 from nanolm.classification.metrics import fit_temperature, score
-from nanolm.classification.ngrams import NgramModel
+from nanolm.classification.ngrams import NgramModel, best_ratio
 from nanolm.classification.probe import LinearProbe, fit_probe
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import DataError, UsageError
@@ -93,7 +93,8 @@ class ClassifierTask(Task):
             counts = np.bincount(split.train.truth, minlength=len(split.labels))
             balanced = len(split.train) / (len(counts) * np.maximum(counts, 1))
             self.weights = torch.tensor(balanced, dtype=torch.float32, device=device)
-        self.ngrams: NgramModel | None = None  # to mix the finished classifier with
+        self.ngrams: NgramModel | None = None  # that the classifier is mixed with
+        self.ngram_logits: Logits | None = None  # of the validation texts
         self.adapters = Adapters(self.classifier.base) if settings.train == "lora" else None
         self.untied_head: nn.Linear | None = None
         if settings.language_loss and not model.config.base.tied:
@@ -245,8 +246,18 @@ class ClassifierTask(Task):
     def logits(self, data: Encoded) -> Logits:
         return predict(self.classifier, len(self.split.labels), data, self.low, self.check_stop)
 
+    def add_ngrams(self, ngrams: NgramModel) -> None:
+        self.ngrams, self.ngram_logits = ngrams, ngrams.logits(self.split.val.texts)
+
+    def mixed(self, logits: Logits) -> tuple[Logits, float]:
+        """The validation logits with those of the n-gram model, and their best weight."""
+        if self.ngram_logits is None:
+            return logits, 0.0
+        ratio = best_ratio(logits, self.ngram_logits, self.split.val.truth, self.split.labels)
+        return logits + ratio * self.ngram_logits, ratio
+
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
-        logits, truth = self.logits(self.val), self.split.val.truth
+        (logits, _), truth = self.mixed(self.logits(self.val)), self.split.val.truth
         scores = score(logits, truth, self.split.labels)
         metrics = {f"val_{key}": getattr(scores, key) for key in ("loss", "accuracy", "macro_f1")}
         by_accuracy = state.best is not None and len(state.best) == 2  # a run of version 0.1

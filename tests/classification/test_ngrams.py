@@ -1,5 +1,6 @@
 """The linear n-gram model that a classifier is mixed with."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,9 @@ def test_a_mixed_classifier(data: dict[str, Any], tmp_path: Path) -> None:
     assert alone.ngram_weight is None and mixed.ngram_weight
     assert mixed.val.accuracy == mixed.test.accuracy == 1 > alone.val.accuracy
     assert mixed.accuracy_without_ngrams == alone.val.accuracy
+    metrics = (tmp_path / "mixed" / "metrics.jsonl").read_text().splitlines()
+    evaluated = [line for line in map(json.loads, metrics) if "val_accuracy" in line]
+    assert evaluated[-1]["val_accuracy"] == 1  # the best checkpoint is that of the mix
     best = tmp_path / "mixed" / "best"
     verify(best)
     export_folder(str(tmp_path / "mixed"), tmp_path / "exported", None, lambda text: None)
