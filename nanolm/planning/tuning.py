@@ -33,8 +33,9 @@ from nanolm.training.optim import Optimizers
 from nanolm.training.settings import NO_FLOAT8, Settings, TrainSettings
 from nanolm.training.step import AUTOCAST_DTYPES, Batch, Loss, Step, temporarily
 
-PROBE_TOKENS = 1_024  # of the batch used to time threads
-TIMED_ROUNDS = 5
+PROBE_TOKENS = 2_048  # of the batch used to time threads; with fewer, workers look slower
+TIMED_ROUNDS = 3  # on a CPU
+ATTENTION_ROUNDS = 5
 SLOW_ROUND = 1.0  # seconds to time every option once; if slower, one round is enough
 NARROW_DIM = 96  # below it, matrices are too small for threads and dtype to matter
 FASTER = 0.95  # of the time; with a smaller gain, keep the simpler option
@@ -204,7 +205,7 @@ def attention_times(config: GPTConfig, settings: TrainSettings) -> dict[str, flo
         with contextlib.suppress(RuntimeError):
             some_times(name)
             able.append(name)
-    rounds = [[some_times(name) for name in able] for _ in range(TIMED_ROUNDS)]  # in turn
+    rounds = [[some_times(name) for name in able] for _ in range(ATTENTION_ROUNDS)]  # in turn
     return dict(zip(able, map(min, zip(*rounds, strict=True)), strict=True)) or {"math": 0.0}
 
 

@@ -24,7 +24,13 @@ from nanolm.model.size import non_embedding_parameters
 from nanolm.model.stored import ADAPTER
 from nanolm.planning import recipe
 from nanolm.planning.scaling_law import Forecast
-from nanolm.planning.tuning import compile_model, missing_compiler, use_attention, with_kernels
+from nanolm.planning.tuning import (
+    compile_model,
+    missing_compiler,
+    threads_for,
+    use_attention,
+    with_kernels,
+)
 from nanolm.pretraining.prepare import Job
 from nanolm.runs.folder import append
 from nanolm.text.mix import BITS_OF_PART, share_out
@@ -43,7 +49,7 @@ from nanolm.training.task import Task
 FEW_STEPS_SHARE = 0.7  # of the planned steps; fewer are reported
 COMPILE_SECONDS = 25.0  # approximate time to compile
 EVALUATION_SHARE = 0.03  # of the budget
-EVALUATION_SPEEDUP = 3  # how many times faster evaluation is than training, per token
+EVALUATION_SPEEDUP = 2  # how many times faster evaluation is than training, per token
 LEAST_EVALUATED_TOKENS = 4_096
 FIRST_EVALUATION_SECONDS = 0.8  # extra time of the first evaluation, if it is also the last
 FINAL_SECONDS = 0.7  # to finish a run
@@ -296,7 +302,8 @@ class NextToken(Task):
             return evaluate(*what, world=self.world)
 
         low = AUTOCAST_DTYPES.get(settings.dtype) if settings.device != "cpu" else None
-        with torch.autocast(settings.device, low, enabled=low is not None):
+        autocast = torch.autocast(settings.device, low, enabled=low is not None)
+        with autocast, threads_for(settings.threads):  # workers have a share of the threads each
             if not (parts := text.validated_parts):
                 return score(text.val, limit)
             sizes = [len(text.val[part.val]) for part in parts]

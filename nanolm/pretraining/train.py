@@ -17,6 +17,7 @@ from nanolm.pretraining.distil import Ensemble
 from nanolm.pretraining.language import NextToken, as_metrics
 from nanolm.pretraining.prepare import Job, find_base, prepare_text, text_deadline
 from nanolm.pretraining.session import all_steps, first_process, stopwatch
+from nanolm.runs.folder import Run
 from nanolm.text.mix import bits_by_part
 from nanolm.training.distributed import World, join_world
 from nanolm.training.events import Note, Notify
@@ -135,11 +136,14 @@ def what_to_type(result: TrainResult) -> str:
     minutes = next((some for some in (0.5, 1, 2, 3, 5, 10, 20, 30) if some >= needed), 60)
     preparing = result.setup_seconds > result.seconds / 2
     less = ", or with less text (--max-bytes 250000)" if preparing else ""
+    run, longer = Run(Path(result.run)), ""
+    if not (run.exists() and run.settings().get("teachers")):  # distilled runs cannot be extended
+        command = f"nanolm train --extend {shlex.quote(result.run)} --minutes {minutes:g}"
+        longer = f", or train this run longer: {command}"
     return (
         f"too little time: {counted(result.steps, 'step')} in {result.seconds:.0f} s, of which "
         f"preparation took {result.setup_seconds:.0f} s. The model has learned almost nothing. "
-        f"Run the same command with --minutes {minutes:g}{less}, or train this run longer: "
-        f"nanolm train --extend {shlex.quote(result.run)} --minutes {minutes:g}"
+        f"Run the same command with --minutes {minutes:g}{less}{longer}"
     )
 
 

@@ -42,13 +42,15 @@ def decoded(
     utf8 = codecs.lookup(encoding).name == "utf-8"
     decoder = codecs.getincrementaldecoder(encoding)()
     line_ends = io.IncrementalNewlineDecoder(None, translate=True)
-    offset = 0
+    offset, ascii_only = 0, True
 
     def decode(block: bytes, final: bool) -> str:
         waiting = len(decoder.getstate()[0])
         try:
             return decoder.decode(block, final)
         except UnicodeDecodeError as error:
+            if utf8 and final and not ascii_only:
+                return ""  # the file was cut in the middle of its last character
             if utf8 and replaced and (invalid := invalid_characters(source)):
                 replaced(invalid)
                 decoder.errors = "replace"
@@ -72,7 +74,7 @@ def decoded(
                 raise not_text(source, block)
             text, at_start = text.removeprefix("\ufeff"), False  # the byte-order mark
         yield line_ends.decode(text)
-        offset += len(block)
+        offset, ascii_only = offset + len(block), ascii_only and text.isascii()
     yield line_ends.decode(decode(b"", final=True), final=True)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from models import PUBLISHED_FAMILIES, every_gpt, gpt_config, lively
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanolm.model.config import GPTConfig
 from nanolm.model.fast import native
@@ -72,6 +72,31 @@ def test_norms(add: bool, kind: str, dim: int, rows: int) -> None:
         return x, F.layer_norm(x, (dim,), weight, bias, EPSILON)
 
     alike(lambda *all_: native.add_norm(*parts(all_), EPSILON, kind != "rms"), plain, *xs, *weights)
+
+
+@needs_compiler
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("inputs", "outputs"), [(24, 96), (96, 24)])
+def test_linear(inputs: int, outputs: int, bias: bool) -> None:
+    layer = nn.Linear(inputs, outputs, bias=bias)
+
+    def both(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda x, *_: function(x)
+
+    ours, x = both(lambda x: native.linear(layer, x)), some(3, 5, inputs)
+    alike(ours, both(layer), x, *layer.parameters())
+    (gradient,) = torch.autograd.grad(ours(x).sum(), [layer.weight])
+    assert gradient.is_contiguous()
+
+
+@needs_compiler
+@pytest.mark.parametrize("columns", [64, 1500])
+def test_logits_with_gaps_between_rows(columns: int) -> None:
+    logits, targets = torch.randn(9, columns + 16)[:, :columns], torch.arange(9)
+    wanted = logits.softmax(dim=1) - F.one_hot(targets, columns)
+    losses = F.cross_entropy(logits, targets, reduction="none")
+    torch.testing.assert_close(native.cross_entropy_(logits, targets, columns), losses)
+    torch.testing.assert_close(logits, wanted, rtol=1e-5, atol=1e-6)
 
 
 @needs_compiler
@@ -163,7 +188,7 @@ PUBLISHED = [gpt_config(**changes) for changes in PUBLISHED_FAMILIES.values()]
 @needs_compiler
 @pytest.mark.parametrize("config", [*random.Random(0).sample(every_gpt(), 40), *PUBLISHED], ids=str)
 def test_whole_models(config: GPTConfig) -> None:
-    """Loss and all gradients, with and without the kernels."""
+    """Loss, all gradients and logits in eval mode, with and without the kernels."""
     model = lively(config).double().train()
     ids = torch.randint(config.vocab_size, (3, config.context))
 
@@ -172,6 +197,8 @@ def test_whole_models(config: GPTConfig) -> None:
         loss = next_token_loss(model.head, model.hidden_states(ids), ids)
         loss.backward()
         grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        with model.eval_mode(), torch.inference_mode():
+            grads["logits"] = model(ids)
         return {"loss": loss.detach(), **grads}
 
     exact = run()

@@ -124,6 +124,19 @@ def test_the_first_bad_byte_is_told_exactly(
         read(written(tmp_path, "a.txt", b"ab\n\xe4"), encoding="ascii")
 
 
+@pytest.mark.parametrize("block", [1, 2, 5, 1 << 20])
+def test_a_text_cut_in_the_middle_of_its_last_character(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `head -c 1000000` does it."""
+    monkeypatch.setattr(source, "READ_BYTES", block)
+    whole = "Знаешь что\n".encode()
+    for end in range(3, len(whole)):
+        text = whole[:end].decode(errors="ignore")
+        assert read(written(tmp_path, "a.txt", whole[:end])) == [text]
+        assert read(written(tmp_path, "a.gz", gzip.compress(whole[:end]))) == [text]
+
+
 @pytest.mark.parametrize("encoding", ["utf-9", "hex", "rot13", ""])
 def test_an_encoding_that_is_none(encoding: str) -> None:
     (problem,) = Reading(encoding=encoding).problems()

@@ -119,9 +119,16 @@ def training_kernels(device: torch.device, dtype: torch.dtype, float8: bool = Fa
     return native if usable else None
 
 
-def usable(kernels: Any, x: Tensor) -> bool:
-    """Whether the kernels of a model support `x`, which autocast may have converted."""
-    return kernels is not None and (x.is_cuda or x.dtype == torch.float32)
+def usable(kernels: Any, x: Tensor, training: bool = True) -> bool:
+    """Whether the kernels of a model support `x`, which autocast may have converted. Those for a
+    GPU are for training only."""
+    known = x.is_cuda or x.dtype == torch.float32
+    return kernels is not None and known and (training or kernels is native)
+
+
+def is_watched(inputs: AttentionInputs) -> bool:
+    """Whether generation or `inspect` needs more of attention than its output."""
+    return bool(inputs.cache) or inputs.attn_weights is not None
 
 
 def kernels_for_gpu(float8: bool = False) -> Any:
@@ -134,9 +141,9 @@ def kernels_for_gpu(float8: bool = False) -> Any:
 
 def fast_transform(self: GPT, x: Tensor, inputs: AttentionInputs, first: int = 0) -> Tensor:
     """Replaces `GPT.transform`."""
-    if not self.training or inputs.cache or inputs.attn_weights is not None:
-        return GPT.transform(self, x, inputs, first)
     speedups, kernels = speedups_of(self), block_kernels(self)
+    if is_watched(inputs) or not (self.training or usable(kernels, x, training=False)):
+        return GPT.transform(self, x, inputs, first)
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))  # the dtype of the block outputs
         if usable(kernels, x):
@@ -178,8 +185,7 @@ def add_and_norm(kernels: Any, norm: Any, x: Tensor, y: Tensor | None) -> tuple[
 
 def fused_attention(kernels: Any) -> Callable[..., Tensor]:
     def forward(self: Attention, x: Tensor, inputs: AttentionInputs) -> Tensor:
-        watched = inputs.cache or inputs.attn_weights is not None
-        if not self.training or watched or not usable(kernels, x):
+        if is_watched(inputs) or not usable(kernels, x, self.training):
             return Attention.forward(self, x, inputs)
         qkv = kernels.linear(self.qkv, x)
         rotation, heads = inputs.rotation if self.rotated else None, (self.heads, self.kv_heads)
@@ -216,7 +222,7 @@ def fused_feed_forward(kernels: Any, kind: str) -> Callable[..., Tensor]:
         nonlinearity = getattr(kernels, kind)
 
     def forward(self: FeedForward, x: Tensor) -> Tensor:
-        if kernels and not (self.training and usable(kernels, x)):
+        if kernels and not usable(kernels, x, self.training):
             return FeedForward.forward(self, x)
         return linear(self.out, nonlinearity(linear(self.up, x)))  # type: ignore[no-any-return]
 
