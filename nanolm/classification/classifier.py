@@ -27,7 +27,7 @@ from nanolm.errors import NOT_FINITE, DataError, ModelError
 from nanolm.model.classifier import Classifier
 from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
 from nanolm.model.huggingface import load_classifier
-from nanolm.model.stored import load_classifier_config
+from nanolm.model.stored import NGRAMS, load_classifier_config
 from nanolm.runs.folder import find_adapter, find_named, model_tokenizer
 from nanolm.text.labeled import LabelReading, read_labeled
 from nanolm.text.tokenizer import Tokenizer
@@ -207,5 +207,11 @@ def load(
     if merged is None:
         load_classifier_config(folder)  # fails early if this is not a classifier
     model = load_classifier(folder, adapter=merged)
-    ngrams = NgramModel.load(folder, len(model.config.labels)) if merged is None else None
+    config, ngrams = model.config, None
+    if merged is None and config.ngrams:
+        ngrams = NgramModel.load(folder, len(config.labels))
+    elif merged is not None and (config.ngrams or (merged.parent / NGRAMS).is_file()):
+        note(
+            f"--adapter: {NGRAMS} is not used, so scores differ from those of the whole classifier"
+        )
     return TextClassifier(model, model_tokenizer(folder), ngrams=ngrams)

@@ -295,6 +295,7 @@ def finish(
     with torch.no_grad():
         task.classifier.score.weight /= temperature
     task.ngrams = ngrams.scaled(ratio / temperature) if ngrams and ratio else None
+    task.classifier.config = replace(task.classifier.config, ngrams=task.ngrams is not None)
     test_logits = None
     if task.test and split.test:  # before anything is written
         test_logits = task.logits(task.test)

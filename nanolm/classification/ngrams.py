@@ -1,4 +1,4 @@
-"""A linear n-gram model that a classifier is mixed with.
+"""A linear n-gram model whose logits are added to a classifier's.
 
     >>> ngrams = NgramModel.fit(train, labels=2)
     >>> ngrams.logits(["not a good film"]).shape
@@ -28,7 +28,7 @@ from nanolm.model.stored import NGRAMS
 
 LONGEST = 3  # words
 # Unlike TF-IDF for topics: negations and exclamation marks count, single letters do not.
-WORD = re.compile(r"n't|\w\w+|[!?]")
+WORD = re.compile(r"\w+(?=n't)|n't|\w\w+|[!?]")
 STRENGTH = 10.0  # inverse of the L2 penalty
 MOST_NGRAMS = 300_000  # the most common ones
 RATIOS = (0.25, 0.5, 1.0, 2.0)  # of its logits to those of the classifier
@@ -39,7 +39,7 @@ Logits = npt.NDArray[np.float32]
 
 
 def word_ngrams(text: str) -> list[str]:
-    words = WORD.findall(text.lower())
+    words = WORD.findall(text.lower().replace("\u2019", "'"))
     counts = range(1, LONGEST + 1)
     return [" ".join(words[at : at + n]) for n in counts for at in range(len(words) - n + 1)]
 
@@ -77,11 +77,10 @@ class NgramModel:
         save_file({name: torch.from_numpy(each) for name, each in tensors.items()}, folder / NGRAMS)
 
     @classmethod
-    def load(cls, folder: Path, labels: int) -> Self | None:
-        """The model in `folder`; None if there is none."""
+    def load(cls, folder: Path, labels: int) -> Self:
         file, columns = folder / NGRAMS, 1 if labels == 2 else labels
         if not file.is_file():
-            return None
+            raise ModelError(f"{folder} lacks {NGRAMS}, which the classifier needs; copy it again")
         tensors = load_tensors(file)
         try:
             words: list[str] = []

@@ -70,7 +70,8 @@ def choose_settings(
 ) -> tuple[FinetuneSettings, list[Choice]]:
     """Choose settings for a model with this many `parameters` and training texts of these `lengths`
     in tokens. `base` is the config of the pretrained model, or None if training from scratch. With
-    `limit_epochs`, a time limit is for at most the default number of epochs of many texts."""
+    `limit_epochs`, a run with a time limit on many texts stops after the default number of epochs
+    at the latest."""
     chosen = Chosen(settings)
     choose, fill, count = chosen.choose, chosen.fill, len(lengths)
     choose("device", *choose_device(settings.device))

@@ -93,7 +93,7 @@ class ClassifierTask(Task):
             counts = np.bincount(split.train.truth, minlength=len(split.labels))
             balanced = len(split.train) / (len(counts) * np.maximum(counts, 1))
             self.weights = torch.tensor(balanced, dtype=torch.float32, device=device)
-        self.ngrams: NgramModel | None = None  # that the classifier is mixed with
+        self.ngrams: NgramModel | None = None  # whose logits are added
         self.ngram_logits: Logits | None = None  # of the validation texts
         self.adapters = Adapters(self.classifier.base) if settings.train == "lora" else None
         self.untied_head: nn.Linear | None = None

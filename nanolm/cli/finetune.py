@@ -69,7 +69,8 @@ TABLE: Table = {
         "texts and to synthetic texts (distillation).  [default: chosen by cross-validation for "
         "small models and few texts, else 0]",
         "ngrams": "Also fit a linear n-gram model, and add its scores to the classifier's if that "
-        "lowers the validation loss.  [default: for 10,000 texts or more, unless they are long]",
+        "lowers the validation loss.  [default: for 10,000 training texts or more, if it takes at "
+        "most 30 s and a tenth of --minutes]",
         "dropout": "Dropout rate.",
         "weight_decay": "Weight decay for the weight matrices.",
         "average": AVERAGE,
@@ -193,8 +194,10 @@ def show(result: "FinetuneResult") -> None:
         click.echo(f"\nmost confident mistakes on the {name} texts")
         show_mistakes(mistakes[:5])
     if result.ngram_weight:
-        alone = f"without it, accuracy is {result.accuracy_without_ngrams:.1%}"
-        note(f"mixed with a linear n-gram model, weight {result.ngram_weight:g}; {alone}")
+        alone = f"accuracy without them is {result.accuracy_without_ngrams:.1%}"
+        note(f"n-gram scores are added with weight {result.ngram_weight:g}; {alone}")
+    elif result.ngram_weight is not None:
+        note("n-gram scores did not lower the validation loss and are not added")
     losses = f"log-loss {result.uncalibrated.loss:.3f} before, {result.val.loss:.3f} after"
     note(f"calibrated with temperature {result.temperature:g} on the validation texts: {losses}")
     for name, scores, _, file in parts:

@@ -44,12 +44,15 @@ class Inspector:
         from nanolm.inspect.inspection import Inspection
 
         if classifier.ngrams:
-            note("this shows the Transformer without the n-gram model that it is mixed with")
+            note(
+                f"this shows only the Transformer; `nanolm classify {self.run}` adds n-gram scores"
+            )
         model, tokenizer = classifier.model, classifier.tokenizer
         window = min(model.base.window() or MOST_TOKENS, model.config.window or MOST_TOKENS)
         attribution = attribute(model, ids := cut(tokenizer.encode_prompt(text.strip()), window))
         inspection = Inspection(ids, attribution.attention, [])
-        self.attention(tokenizer, inspection, head, (attribution, classifier.labels))
+        decision = attribution, classifier.labels
+        self.attention(tokenizer, inspection, head, decision, bool(classifier.ngrams))
 
     def attention(
         self,
@@ -57,16 +60,19 @@ class Inspector:
         inspection: "Inspection",
         head: str | None,
         decision: "tuple[Attribution, tuple[str, ...]] | None" = None,
+        without_ngrams: bool = False,
     ) -> None:
         """The attention of each head, with layer predictions or a classifier's attribution."""
         from nanolm.inspect.heads import describe_heads
-        from nanolm.inspect.page import inspection_page
+        from nanolm.inspect.page import WITHOUT_NGRAMS, inspection_page
         from nanolm.inspect.png import attention_png, head_png
 
+        remark = WITHOUT_NGRAMS if without_ngrams else {}
         heads = describe_heads(inspection.attention, inspection.ids)
         chosen = chosen_head(head, len(heads), len(heads[0]))
         if self.as_json:
             values: dict[str, Any] = {"model": self.run, "tokens": names(tokenizer, inspection.ids)}
+            values |= remark
             if decision:
                 attribution, labels = decision
                 probabilities = rounded(attribution.probabilities)
@@ -89,7 +95,7 @@ class Inspector:
                 values |= {"predictions": layers[-1], "layers": layers}
             print_json(values)
         else:
-            facts = {"model": self.run, "tokens": f"{len(inspection.ids):,}"}
+            facts = {"model": self.run, "tokens": f"{len(inspection.ids):,}"} | remark
             page = inspection_page(tokenizer, inspection, heads, facts, chosen, decision)
             write_page(self.out, page)
         self.draw("attention.png", attention_png, inspection, heads)

@@ -164,6 +164,7 @@ def train_transformer(lesson: Lesson, pretrained: bool = False) -> TrainedClassi
         start_from=lesson.settings.start_from if pretrained else SCRATCH,
         minutes=lesson.seconds / 60,
         epochs=default_epochs(len(lesson.split.train), not pretrained, small=True),
+        ngrams=False,  # only the Transformer
         evaluations=TRANSFORMER_EVALUATIONS,
     )
     result = train_in_run(settings, lesson.folder, partial(finetune, notify=lesson.notify))

@@ -29,6 +29,7 @@ BATCH, WEIGHT_DECAY, EVALUATIONS = 32, 0.01, 12
 EARLY_STOP_AFTER = 4  # evaluations in a row with a loss above EARLY_STOP_LOSS and no new best
 EARLY_STOP_LOSS = 1.05  # times the lowest
 MIN_EPOCHS, MAX_EPOCHS = 3, 20
+CHOSEN = ("minutes", "epochs", "ngrams")  # settings that the comparison chooses
 TEXTS_SEEN = 24_000  # in total, within the limits above
 
 
@@ -46,11 +47,13 @@ class ModelKind:
 
 def train_in_run(settings: S, folder: Path, train: Callable[[S, Path], Any]) -> dict[str, Any]:
     """Train in a separate run and return the result in run.json. The run may be finished already,
-    or have been started before a kill, with a different number of minutes."""
+    or have been started before a kill, with a different number of minutes or an older version."""
     run = Run(folder)
     if not (run.exists() and run.finished()):
         if run.exists():
-            settings = replace(settings, minutes=run.facts()["request"].get("minutes"))
+            asked = run.facts()["request"]
+            same = {name: asked.get(name) for name in CHOSEN if hasattr(settings, name)}
+            settings = replace(settings, **same)
         if train(settings, folder).stopped == "interrupted":
             raise StopTraining
     return run.facts()["result"]  # type: ignore[no-any-return]

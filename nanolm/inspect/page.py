@@ -29,6 +29,9 @@ STYLE_SHEET = webpage.beside(__file__, "page.css")
 SCRIPT = webpage.beside(__file__, "page.js")
 
 
+WITHOUT_NGRAMS = {"n-gram scores": "not included"}  # a remark for classifiers that have them
+
+
 def inspection_page(
     tokenizer: Tokenizer,
     inspection: Inspection,

@@ -233,6 +233,7 @@ class ClassifierConfig:
     pool: Pool = "last"  # pooling: the last token's vector, or the mean or max of all
     window: int  # tokens of a text that are classified together
     long: Long = "head"  # for longer texts: use the beginning, the end, or several windows
+    ngrams: bool = False  # whether the logits of a linear model are added; it has its own file
 
     def problems(self) -> list[str]:
         found = self.base.problems()

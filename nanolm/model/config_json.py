@@ -80,7 +80,8 @@ def as_option(name: str, value: object) -> str:
 def config_to_json(config: ModelConfig | ClassifierConfig) -> dict[str, Any]:
     family, _ = model_type(config)
     if isinstance(config, ClassifierConfig):
-        looked_at = {"window": config.window, "long_texts": config.long}
+        looked_at: dict[str, Any] = {"window": config.window, "long_texts": config.long}
+        looked_at |= {"ngrams": True} if config.ngrams else {}
         names = list(config.labels)
         if family == "nanolm":
             own = {"kind": "classifier", "labels": names, "pool": config.pool, **looked_at}
@@ -152,7 +153,10 @@ def read_classifier(
 ) -> ClassifierConfig:
     window = values.count("window", base.context)
     long = values.only("long_texts", get_args(Long), "head", "this strategy for long texts")
-    return ClassifierConfig(base=base, labels=labels, pool=pool, window=window, long=long)
+    ngrams = values.like("ngrams", False)
+    return ClassifierConfig(
+        base=base, labels=labels, pool=pool, window=window, long=long, ngrams=ngrams
+    )
 
 
 def are_labels(names: list[Any]) -> bool:
@@ -164,7 +168,7 @@ def read_own_classifier(values: Values, file: Path) -> ClassifierConfig:
     if not are_labels(labels):
         raise values.wrong("labels", "must name at least two labels")
     pool = values.only("pool", get_args(Pool), None, "this kind of pooling")
-    values.check_names("labels", "pool", "window", "long_texts", "base")
+    values.check_names("labels", "pool", "window", "long_texts", "ngrams", "base")
     config = config_from_json({**values.like("base", {}), "model_type": "nanolm"}, file)
     if isinstance(config, ClassifierConfig | Seq2SeqConfig):
         raise values.wrong("base", "must be a language model")

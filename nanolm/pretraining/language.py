@@ -303,7 +303,7 @@ class NextToken(Task):
 
         low = AUTOCAST_DTYPES.get(settings.dtype) if settings.device != "cpu" else None
         autocast = torch.autocast(settings.device, low, enabled=low is not None)
-        with autocast, threads_for(settings.threads):  # workers have a share of the threads each
+        with autocast, threads_for(settings.threads):  # training workers have only a share each
             if not (parts := text.validated_parts):
                 return score(text.val, limit)
             sizes = [len(text.val[part.val]) for part in parts]

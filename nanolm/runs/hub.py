@@ -16,6 +16,7 @@ from nanolm.choice import Report
 from nanolm.download import Repository
 from nanolm.errors import ModelError, UsageError
 from nanolm.machine import cache_folder
+from nanolm.model.stored import NGRAMS
 from nanolm.text import HUB
 
 PLAIN_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"  # never a name that points outside a folder
@@ -25,7 +26,7 @@ SHARD_NAME = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
 MODEL_FILES = (
     *(CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "vocab.json"),
-    *("merges.txt", "source_tokenizer.json", "ngrams.safetensors"),
+    *("merges.txt", "source_tokenizer.json", NGRAMS),
 )
 WITHOUT_JSON = ("tokenizer.model", "spiece.model", "qwen.tiktoken")  # instead of a tokenizer.json
 SUFFIXES = "safetensors|bin|pt|pth|ckpt|pkl|h5|msgpack|gguf|onnx|ot"
@@ -94,6 +95,7 @@ def _is_model(folder: Path) -> bool:
             weights = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
         if not weights or not all(re.fullmatch(PLAIN_NAME, name) for name in weights):
             return False
-        return all((folder / name).is_file() for name in (CONFIG, *weights))
+        ngrams = [NGRAMS] if json.loads((folder / CONFIG).read_bytes()).get("ngrams") else []
+        return all((folder / name).is_file() for name in (*weights, *ngrams))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False

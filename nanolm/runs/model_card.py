@@ -103,8 +103,9 @@ def model_card(name: str, run: str, config: Config, history: History | None, dty
     else:
         example = SEQ2SEQ if task == "translation" else PIPELINE
         lines += fenced("python", example.format(task=task, name=json.dumps(plain(name))))
-        if isinstance(result, dict) and result.get("ngram_weight"):
-            lines += [f"`transformers` ignores {NGRAMS}, whose scores nanolm adds.", ""]
+        if isinstance(config, ClassifierConfig) and config.ngrams:
+            only = f"Results include the n-gram model in `{NGRAMS}`, which only nanolm uses."
+            lines += [only, ""]
     place = shlex.quote(plain(name))
     lines += fenced("sh", f"nanolm {command.format(place)}")
     if task == "text-generation" and not why_only:

@@ -22,7 +22,7 @@ from nanolm.generation.transcript import Transcript
 from nanolm.inspect.attribution import attribute
 from nanolm.inspect.heads import describe_heads
 from nanolm.inspect.inspection import Inspection, inspect_text
-from nanolm.inspect.page import alignment_page, inspection_page
+from nanolm.inspect.page import WITHOUT_NGRAMS, alignment_page, inspection_page
 from nanolm.model.base import Model
 from nanolm.model.classifier import Classifier
 from nanolm.model.device import use_fitting_threads
@@ -83,6 +83,7 @@ class ServedModel:
 
     def page(self, seen: Inspection, attribution: Any = None) -> str:
         facts = {"model": self.name, "tokens": f"{len(seen.ids):,}"}
+        facts |= WITHOUT_NGRAMS if getattr(self.loaded, "ngrams", None) else {}
         patterns = describe_heads(seen.attention, seen.ids)
         return inspection_page(self.tokenizer, seen, patterns, facts, attribution=attribution)
 

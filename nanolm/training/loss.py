@@ -21,8 +21,8 @@ from nanolm.model.size import SCORES
 MIN_OWN_LOGITS = 1_024  # vocabulary size; below it, float8 products do not pay off
 MAX_KEPT_LOGITS = 1 << 19  # up to here, plain cross-entropy is simpler and as fast
 CPU_CHUNK_LOGITS = 1 << 21  # per chunk on a CPU, to fit into its cache
-# Numbers between two rows of logits on a CPU. Rows that are a power of two apart compete for the same
-# places in its cache, and their product with x takes 1.5 times as long.
+# Padding between rows of logits on a CPU, in elements. Rows that are a power of two apart map to
+# the same cache sets, and their product with x takes 1.5 times as long.
 APART = 16
 FLOAT32_LOGITS = 1 << 24  # copied to float32 at a time
 LEAST_REST = 1e-30  # probability of all tokens that are not among the most likely
@@ -88,7 +88,7 @@ class LogitProducts:
     def of(self, part: slice) -> Tensor:
         """The logits of some rows of x: (rows, vocabulary), possibly padded."""
         x, columns = self.x[part], len(self.weight)
-        if x.is_cuda:
+        if x.device.type != "cpu":
             return x @ self.weight.T
         logits = x.new_empty(len(x), columns + APART)[:, :columns]
         return torch.mm(x, self.weight.T, out=logits)

@@ -16,11 +16,11 @@ from nanolm.classification.classifier import load
 from nanolm.classification.data import Texts
 from nanolm.classification.finetune import FinetuneResult, finetune
 from nanolm.classification.metrics import score
-from nanolm.classification.ngrams import STRENGTH, WORD, NgramModel, best_ratio
+from nanolm.classification.ngrams import STRENGTH, WORD, NgramModel, best_ratio, word_ngrams
 from nanolm.classification.recipe import choose_settings, wants_ngrams
 from nanolm.classification.settings import FinetuneSettings
 from nanolm.errors import ModelError
-from nanolm.files import verify
+from nanolm.files import MANIFEST, verify
 from nanolm.model.config import configure
 from nanolm.model.stored import NGRAMS
 from nanolm.runs.export import export_folder
@@ -79,10 +79,15 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         model = fitted(train, labels)
         model.save(tmp_path)
         loaded = NgramModel.load(tmp_path, labels)
-        assert loaded
         strange = [*VAL.texts, "", "\n", "naïve café, isn't it?!"]
         assert np.allclose(loaded.logits(strange), model.logits(strange), atol=1e-5)
-    assert NgramModel.load(tmp_path / "elsewhere", 2) is None
+
+
+def test_negations_in_all_spellings() -> None:
+    for text in ("I can't recommend it!", "I can\u2019t recommend it!", "i ca n't recommend it !"):
+        assert word_ngrams(text)[:5] == ["ca", "n't", "recommend", "it", "!"]
+    assert word_ngrams("isn't")[:2] == ["is", "n't"]
+    assert word_ngrams("n't " + "x" * 200_000)[0] == "n't"
 
 
 @pytest.mark.parametrize("damage", ["shape", "missing", "not text", "twice", "NaN", "labels"])
@@ -141,6 +146,12 @@ def test_a_mixed_classifier(data: dict[str, Any], tmp_path: Path) -> None:
         assert measured.scores.accuracy == 1
         assert measured.scores.loss == pytest.approx(mixed.test.loss, abs=1e-4)
     assert not (tmp_path / "alone" / "best" / NGRAMS).exists()
+    for name in (NGRAMS, MANIFEST):  # as if copied by hand
+        (tmp_path / "exported" / name).unlink()
+    with pytest.raises(ModelError, match=f"lacks {NGRAMS}"):
+        load(tmp_path / "exported", lambda text: None)
+    own = run(data, tmp_path / "max", ngrams=True, pool="max")
+    assert own.ngram_weight and load(tmp_path / "max", lambda text: None).ngrams
 
 
 def test_when_it_is_fitted() -> None:

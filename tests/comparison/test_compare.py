@@ -16,6 +16,7 @@ from nanolm.comparison import pairs as of_pairs
 from nanolm.comparison import step_times
 from nanolm.comparison.compare import CompareRequest, RowTrained, averaged, compare
 from nanolm.comparison.pairs import PairComparison
+from nanolm.comparison.training import train_in_run
 from nanolm.errors import DataError, UsageError
 from nanolm.pairs.settings import PairSettings
 from nanolm.training.events import Progressed
@@ -191,6 +192,23 @@ def test_a_loss_that_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = [task.train("modern", 2, 9.0, tmp_path), *found]
     row = averaged("modern", task.kinds["modern"], found, "exact")
     assert row.means["exact"] == 0.5 and "val_loss" not in row.means
+
+
+def test_an_unfinished_run_keeps_the_settings_it_began_with(tmp_path: Path) -> None:
+    """Those that the comparison chooses may differ in another version."""
+    began = {"minutes": 2.0, "epochs": 3.0}  # no n-grams, as in version 0.1
+    (tmp_path / "run.json").write_text(json.dumps({"request": began, "fingerprints": {}}))
+    asked: list[Any] = []
+
+    def train(settings: Any, folder: Path) -> Any:
+        asked.append(settings)
+        facts = {"request": began, "fingerprints": {}, "result": {"steps": 5}}
+        (folder / "run.json").write_text(json.dumps(facts))
+        return SimpleNamespace(stopped="minutes")
+
+    settings = FinetuneSettings(("x",), minutes=1.5, epochs=2.0, ngrams=False)
+    assert train_in_run(settings, tmp_path, train) == {"steps": 5}
+    assert (asked[0].minutes, asked[0].epochs, asked[0].ngrams) == (2.0, 3.0, None)
 
 
 def test_a_pipe_cannot_be_read_for_every_model() -> None:
