@@ -33,10 +33,12 @@ from nanolm.training.settings import SIZES, SWITCHES, TrainSettings
 SEARCH_SHARE, SEARCH_SHARE_ON_GPU = 0.04, 0.12
 SECONDS_PER_SIZE = 1.0  # approximately
 MOST_TIMED = 4  # sizes; more rarely change the choice
+TIMED_AGAIN = 2  # of them, on a CPU
 STEP_TOKENS, STEP_TOKENS_ON_GPU = 2_048, 8_192  # initially; fewer would leave a GPU idle
+MORE_STEP_TOKENS = 3_072  # on a CPU, with time for more than ENOUGH_STEPS (docs/experiments.md)
 MOST_STEP_TOKENS = 1 << 19
 GOOD_STEPS = 1_200  # approximately; with time for more, steps get more tokens instead
-ENOUGH_STEPS = 900  # with time for more on a CPU, half as many tokens more (docs/experiments.md)
+ENOUGH_STEPS = 900
 FEW_STEPS = 120  # with time for fewer, halve the tokens per step; below a third, quarter them
 PARAMETERS_PER_TOKEN = 30  # of training text; larger models would overfit
 SHORT_RUN = 25.0  # seconds of training within which the smallest size is best on a CPU
@@ -45,8 +47,8 @@ SECONDS_OF_FIT = 1.0  # to measure threads and dtype, approximately
 # In runs shorter than this, in seconds, there is no time for that. On a GPU, timing the attention
 # kernels takes 3 to 4 s, and the best two are equally fast for `mini`.
 HURRY, HURRY_ON_GPU = 12.0, 60.0
-AS_GOOD = 1.004  # times the best bits per byte: this close counts as equal,
-REPEATED = 3.0  # with at least this many passes
+AS_GOOD = 1.004  # times the best bits per byte, and below, is a tie
+REPEATED = 3.0  # passes from which the smaller model wins a tie
 GPU_MEMORY_SHARE = 0.7  # that a model may use
 TIME_EXPONENT = 0.85  # step time ~ arithmetic ** 0.85
 # Layers, heads, width, context. The first size to be timed is that of a preset.
@@ -131,7 +133,8 @@ def search_sizes(
         report("trying sizes", len(measured), MOST_TIMED)
         each = min(SECONDS_PER_SIZE, share * clock.training(), clock.measuring() / 2)
         rows = -(-batch_of(configs[index]) // processes)
-        measured[index] = step_seconds(configs[index], rows, settings, each)
+        seconds = step_seconds(configs[index], rows, settings, each)
+        measured[index] = min(seconds, measured.get(index, seconds))
         took = begin - clock.training()
 
     def batch_of(config: GPTConfig) -> int:
@@ -155,8 +158,11 @@ def search_sizes(
         measured.clear()
         measure(first)
     elif most > ENOUGH_STEPS and settings.batch is None and on_cpu:
-        tokens += tokens // 2
-        measured[first] *= 1.5
+        before = batch_of(configs[first])
+        tokens = MORE_STEP_TOKENS
+        if batch_of(configs[first]) % (2 * (settings.workers or 1)):
+            tokens = STEP_TOKENS  # some workers would have fewer rows than others
+        measured[first] *= batch_of(configs[first]) / before
     elif most < FEW_STEPS and settings.batch is None and on_cpu:
         smaller = 1 if most > FEW_STEPS / 3 else 2
         tokens >>= smaller
@@ -170,6 +176,11 @@ def search_sizes(
         if untimed is None or clock.measuring() <= took:
             break
         measure(untimed)
+    # Other work on the machine may have slowed a trial: time the best sizes again.
+    again = sorted(measured, key=lambda index: estimate(index).bits_per_byte)[:TIMED_AGAIN]
+    for index in again if on_cpu and len(measured) > 1 else ():
+        if time.monotonic() + took < end and clock.measuring() > took:
+            measure(index)
     report("trying sizes", MOST_TIMED, MOST_TIMED)
     # If even the smallest timed size would get few steps, consider all smaller sizes too.
     slow = estimate(min(measured)).steps < FEW_STEPS

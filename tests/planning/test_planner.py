@@ -42,7 +42,9 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(sizes, "step_seconds", step_seconds)
     monkeypatch.setattr(
-        sizes, "fit_to_machine", lambda settings, *rest: (replace(settings, workers=2), [])
+        sizes,
+        "fit_to_machine",
+        lambda settings, *rest: (replace(settings, workers=settings.workers or 2), []),
     )
     return tried
 
@@ -81,7 +83,25 @@ def test_more_time_is_for_a_larger_model(timed: list[int]) -> None:
         assert f"{plan.settings.layers} x {plan.settings.dim}: " in shown.reason
     assert found == sorted(found)
     assert found[0][0] < found[-1][0]
-    assert 1 < len(timed) <= 3 * (sizes.MOST_TIMED + 1)
+    assert 1 < len(timed) <= 3 * (sizes.MOST_TIMED + 1 + sizes.TIMED_AGAIN)
+
+
+def test_a_trial_that_other_work_slowed_down(
+    timed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, text = replace(OPEN, minutes=10.0), a_text(20_000_000)
+    quiet = make_plan(asked, text)
+    seconds = sizes.step_seconds
+
+    def disturbed(config: GPTConfig, *rest: Any) -> float:
+        slow = config.dim == quiet.settings.dim and config.dim not in timed
+        return seconds(config, *rest) * (1.1 if slow else 1.0)
+
+    timed.clear()
+    monkeypatch.setattr(sizes, "step_seconds", disturbed)
+    plan = make_plan(asked, text)
+    assert timed.count(quiet.settings.dim or 0) > 1
+    assert plan.settings == quiet.settings and plan.forecast == quiet.forecast
 
 
 def test_the_reason_for_not_taking_the_best_forecast(
@@ -160,6 +180,9 @@ def test_windows_grow_on_a_cpu_when_the_learning_rate_decays(timed: list[int]) -
     assert (plain.early_context, plain.context, plain.batch) == (None, 128, 24)
     assert (grown.early_context, grown.context, grown.batch) == (128, 256, 12)
     assert (grown.weight_decay, grown.average) == (plain.weight_decay, plain.average)
+    for workers, batch in ((4, 24), (8, 16)):  # 24 rows cannot be halved among 8 workers
+        shared = make_plan(replace(asked, workers=workers), a_text(2_000_000)).settings
+        assert (shared.batch, shared.context) == (batch // 2, 256)
     short = TextStats(512, 2_000_000, 600_000, lambda: 2.3, shortest=200)
     for settings, text in (
         (replace(asked, positions="learned"), a_text(2_000_000)),
