@@ -74,6 +74,7 @@ PAGE_TOKENS = 20_000  # what a browser still scrolls smoothly
 @click.option("--beams", type=int, help="Number of beams for translating pairs.  [default: 4]")
 @options.adapter_option()
 @options.device_option()
+@options.quantization_options()
 @options.json_option(help="Print one JSON object per model.")
 @options.options_of(TrainSettings, {"Reading text": options.READING})
 @options.options_of(FinetuneSettings, {"Reading labeled text": options.LABEL_COLUMNS})
@@ -92,6 +93,8 @@ def command(
     beams: int | None,
     adapter: str | None,
     device: str,
+    int8: bool,
+    int4: bool,
     as_json: bool,
     label_column: str | None,
     label_file: str | None,
@@ -114,6 +117,7 @@ def command(
     nanolm eval runs/novel other.txt --html surprise.html
     nanolm eval runs/novel other.txt --against runs/older --against hf://gpt2
     nanolm eval hf://gpt2 other.txt --stride 512 --json
+    nanolm eval runs/novel other.txt --int4 --against runs/novel    what 4 bits cost
     nanolm eval runs/novel --minimal-pairs blimp/
     nanolm eval runs/reviews test.tsv --mistakes wrong.csv    a classifier
     nanolm eval runs/de-en test.de test.en --html scores.html    a model trained on pairs
@@ -129,7 +133,7 @@ def command(
         problems.append(
             "--against cannot be used with --html, or with --per-token unless --json is given"
         )
-    given = (corpus, context, stride, full_windows, per_token, html, mistakes, beams)
+    given = (corpus, context, stride, full_windows, per_token, html, mistakes, beams, int8, int4)
     if minimal_pairs and any(given):
         problems.append("--minimal-pairs works only with --adapter, --against, --device and --json")
     elif not corpus and not minimal_pairs:
@@ -141,10 +145,12 @@ def command(
     from nanolm.generation.language_model import load, load_folder
     from nanolm.model.config import ClassifierConfig, Seq2SeqConfig
     from nanolm.model.device import choose_device
+    from nanolm.model.fast.quantized import quantize
     from nanolm.model.stored import load_any_config
     from nanolm.runs.folder import find_named
 
     where, _ = choose_device(device)
+    bits = options.chosen_bits(int8, int4, where)
     if minimal_pairs:
         from nanolm.cli.eval_minimal_pairs import evaluate_minimal_pairs
 
@@ -154,10 +160,10 @@ def command(
         folder = find_named(run, note, view.report)
     config = load_any_config(folder)
     if isinstance(config, Seq2SeqConfig):
-        if against or per_token or context or stride or full_windows or adapter:
+        if against or per_token or context or stride or full_windows or adapter or bits:
             raise UsageError(
                 f"{run} was trained on pairs; --against, --context, --stride, --full-windows, "
-                "--per-token and --adapter do not work with it"
+                "--per-token, --adapter, --int8 and --int4 do not work with it"
             )
         from nanolm.cli.eval_pairs import evaluate_translator
         from nanolm.text.pairs import PairReading
@@ -169,9 +175,9 @@ def command(
         flags = "--beams, --source-column, --target-column and --reverse"
         raise UsageError(f"{flags} need a model trained on pairs, which {run} is not")
     if isinstance(config, ClassifierConfig):
-        if against or per_token or html is not None or context or stride or full_windows:
-            others = "--against, --context, --stride, --full-windows, --per-token or --html"
-            raise UsageError(f"{run} is a classifier, which does not support {others}")
+        if any((against, per_token, html, context, stride, full_windows, bits)):
+            others = "--against, --context, --stride, --full-windows, --per-token, --html, --int8"
+            raise UsageError(f"{run} is a classifier, which does not support {others} or --int4")
         from nanolm.text.labeled import LabelReading
 
         labels = LabelReading(settings.encoding, settings.text_column, label_column, label_file)
@@ -198,18 +204,22 @@ def command(
                 shorter = f"{name}: windows of {window:,} tokens to save time, of a context of"
                 note(f"{shorter} {whole:,}; --context {whole} uses all of it")
         refuse(problems)
+        if bits:
+            quantize(models[0].model, bits)
         pairs = list(zip(models, windows, strict=True))
         kept = sys.maxsize if per_token else PAGE_TOKENS if html is not None else 0
         how = (reading, where, view.report, stride, kept, full_windows, note)
         scores = evaluate_texts(pairs, corpus, *how)
     tokenizer, score = models[0].tokenizer, scores[0]
+    shown = run + f", {bits}-bit" * bool(bits)
     if html is not None:
-        write_page(Path(html), run, tokenizer, score)
+        write_page(Path(html), shown, tokenizer, score)
     if as_json:
         for name, model, each in zip(names, models, scores, strict=True):
-            print_score(name, model.tokenizer if per_token else None, each)
+            quantized = bits if model is models[0] else None
+            print_score(name, model.tokenizer if per_token else None, each, quantized)
     elif against:
-        show_comparison(list(zip(names, scores, strict=True)))
+        show_comparison(list(zip((shown, *against), scores, strict=True)))
     elif per_token:
         show_surprise(tokenizer, score)
         note(summary(score))
@@ -280,9 +290,12 @@ def show_comparison(scores: "list[tuple[str, Score]]") -> None:
     note("* best. Compare loss and perplexity only between models with the same tokenizer")
 
 
-def print_score(name: str, tokenizer: "Tokenizer | None", score: "Score") -> None:
+def print_score(
+    name: str, tokenizer: "Tokenizer | None", score: "Score", weight_bits: int | None = None
+) -> None:
     """One object on one line. With a `tokenizer`, its tokens too, streamed to save memory."""
-    values = {"run": name, **vars(score), "perplexity": score.perplexity}
+    quantized = {"bits_per_weight": weight_bits} if weight_bits else {}
+    values = {"run": name, **quantized, **vars(score), "perplexity": score.perplexity}
     del values["surprises"], values["bits_by_part"]
     click.echo(json.dumps({key: finite(value) for key, value in values.items()})[:-1], nl=False)
     if tokenizer is not None:

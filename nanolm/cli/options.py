@@ -191,9 +191,6 @@ device_option = partial(
 dtype_option = partial(
     click.option, "--dtype", metavar="|".join(DTYPES), default="auto", help="Weight precision."
 )
-int8_option = partial(
-    click.option, "--int8", is_flag=True, help="Quantize to int8; faster for large models on a CPU."
-)
 adapter_option = partial(
     click.option, "--adapter", metavar=ADAPTER[0], help="LoRA adapter to merge, in PEFT's format."
 )
@@ -204,6 +201,25 @@ special_tokens_option = partial(
     help="Recognize special tokens such as <|im_start|>, which are otherwise plain text.",
 )
 run_option = partial(click.option, cls=Option, heading="Run")
+
+
+def quantization_options() -> Callable[[Any], Any]:
+    """A decorator: the flags for `chosen_bits`."""
+    texts = {"--int8": "8-bit weights; faster for large models on a CPU."}
+    texts["--int4"] = "4-bit weights; faster still, but less accurate."
+    return combined(*(click.option(flag, is_flag=True, help=texts[flag]) for flag in texts))
+
+
+def chosen_bits(int8: bool, int4: bool, device: str) -> int | None:
+    """Bits per weight; None if the weights are not quantized."""
+    if int8 and int4:
+        raise UsageError("--int8 and --int4: choose one")
+    if (int8 or int4) and device != "cpu":
+        flag = "--int8" if int8 else "--int4"
+        raise UsageError(
+            f"{flag} works only on a CPU, not on {device}; omit it or add --device cpu"
+        )
+    return 8 if int8 else 4 if int4 else None
 
 
 def run_options(kind: type[Settings], table: Table) -> Callable[[Any], Any]:

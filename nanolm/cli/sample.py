@@ -21,11 +21,12 @@ from nanolm.cli.options import (
     Command,
     Table,
     adapter_option,
+    chosen_bits,
     device_option,
     dtype_option,
-    int8_option,
     json_option,
     options_of,
+    quantization_options,
     special_tokens_option,
     unknown,
     unwritable,
@@ -84,7 +85,7 @@ TABLE: Table = {
 @adapter_option()
 @device_option()
 @dtype_option()
-@int8_option()
+@quantization_options()
 @options_of(SamplingParams, TABLE)
 def command(
     run: str | None,
@@ -103,6 +104,7 @@ def command(
     device: str,
     dtype: str,
     int8: bool,
+    int4: bool,
     **options: Any,
 ) -> None:
     """Generate text with a trained model.
@@ -151,7 +153,7 @@ def command(
         piped = sys.stdin is not None and not sys.stdin.isatty()
         asked = prompts_in(sys.stdin.buffer.read() if piped else b"", "stdin", each_line)
 
-    name, writer = ready(run, device, dtype, int8, adapter)
+    name, writer = ready(run, device, dtype, (int8, int4), adapter)
     writer.tokenizer.parse_special = special_tokens
     writing = SampleSession(writer, params, count, shown, top)
     if not params.effectively_greedy and params.beams == 1:
@@ -193,19 +195,21 @@ def what_to_show(show: str | None, problems: list[str]) -> tuple[str, int]:
 
 
 def ready(
-    run: str | None, device: str, dtype: str, int8: bool, adapter: str | None = None
+    run: str | None,
+    device: str,
+    dtype: str,
+    quantized: tuple[bool, bool],
+    adapter: str | None = None,
 ) -> tuple[str, "LanguageModel"]:
     import torch
 
     from nanolm.cli.progress import TrainingView
     from nanolm.generation.language_model import load
     from nanolm.model.device import choose_device, choose_dtype, use_fitting_threads
-    from nanolm.model.fast.int8 import to_int8
 
     where, reason = choose_device(device)
     kind, kind_reason = choose_dtype(dtype, where)
-    if int8 and where != "cpu":
-        raise UsageError(f"--int8 works only on a CPU, not on {where}; omit it or add --device cpu")
+    bits = chosen_bits(*quantized, where)
     if where != "cpu":
         note(f"{where} ({reason}), {kind} ({kind_reason})")
     if run is None:
@@ -216,8 +220,10 @@ def ready(
     writer.model.to(where, getattr(torch, kind))
     if where == "cpu":
         use_fitting_threads(writer.model)
-    if int8:
-        to_int8(writer.model)
+    if bits:
+        from nanolm.model.fast.quantized import quantize
+
+        quantize(writer.model, bits)
     return run, writer
 
 

@@ -18,7 +18,7 @@ from nanolm.cli.options import (
     adapter_option,
     device_option,
     dtype_option,
-    int8_option,
+    quantization_options,
     unknown,
 )
 from nanolm.errors import UsageError
@@ -69,7 +69,7 @@ option = partial(click.option, show_default=True)
 @adapter_option()
 @device_option()
 @dtype_option()
-@int8_option()
+@quantization_options()
 def command(
     runs: tuple[str, ...],
     host: str,
@@ -85,6 +85,7 @@ def command(
     device: str,
     dtype: str,
     int8: bool,
+    int4: bool,
 ) -> None:
     """Serve a playground and an OpenAI-compatible API.
 
@@ -129,7 +130,7 @@ def command(
     if key is None and not is_loopback(host):
         key = secrets.token_urlsafe(24)
     limits = Limits(rows=batch, queue=queue, tokens=max_tokens, seconds=timeout)
-    models = load(runs, device, dtype, int8, adapter)
+    models = load(runs, device, dtype, (int8, int4), adapter)
     notes = RateLimitedNotes(note)
     notes.handle_asyncio()
     app = application(models, limits, host, key, notes, allow_host, allow_origin)
@@ -151,7 +152,11 @@ def command(
 
 
 def load(
-    runs: tuple[str, ...], device: str, dtype: str, int8: bool, adapter: str | None = None
+    runs: tuple[str, ...],
+    device: str,
+    dtype: str,
+    quantized: tuple[bool, bool] = (False, False),
+    adapter: str | None = None,
 ) -> "dict[str, ServedModel]":
     from nanolm.classification.classifier import load as load_classifier
     from nanolm.cli.progress import TrainingView
@@ -171,6 +176,8 @@ def load(
     for run, name in zip(runs, names_of(runs), strict=True):
         with TrainingView() as view:
             folder = find_named(run, note, view.report)
+        if any(quantized) and (is_classifier(folder) or is_seq2seq(folder)):
+            raise UsageError(f"--int8 and --int4 are for language models, which {run} is not")
         made = int(min(config_file(folder).stat().st_mtime, time.time()))
         if is_classifier(folder):
             found = load_classifier(folder, note, adapter=adapter).on(device, dtype)
@@ -182,6 +189,6 @@ def load(
             translator.translate("a", max_tokens=2)  # fails now rather than for the first client
             models[name] = ServedTranslator(name, made, translator)
         else:
-            _, writer = ready(str(folder), device, dtype, int8, adapter)
+            _, writer = ready(str(folder), device, dtype, quantized, adapter)
             models[name] = ServedLanguageModel(name, made, writer)
     return models

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nanolm.model.base import Model, Network
+from nanolm.model.fast import cpu_decoding
 from nanolm.model.seq2seq import Memory, Seq2Seq
 
 PREFILL_TOKENS = 32_768  # prompt tokens, padding included, in one forward pass
@@ -125,13 +126,16 @@ class CachedDecoder(Decoder):
         """The model's step as fused kernels, where they exist."""
         if rows not in self.steps:
             self.steps[rows] = None
-            if self.model.device.type == "cuda":
+            model: Any = self.model
+            where = model.device.type
+            if where == "cuda":
                 with contextlib.suppress(ImportError):  # not every build of torch has triton
                     from nanolm.model.fast.decoding import OneToken
 
-                    model: Any = self.model
                     if OneToken.supports(model, self.memory):
                         self.steps[rows] = OneToken(model, self.memory, rows)
+            elif where == "cpu" and rows == 1 and cpu_decoding.OneRow.supports(model, self.memory):
+                self.steps[rows] = cpu_decoding.OneRow(model, self.memory)
         return self.steps[rows]
 
     def select(self, rows: Tensor) -> None:

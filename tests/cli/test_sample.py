@@ -331,6 +331,17 @@ def test_int8_weights(cli: Cli, corpus: Path, tmp_path: Path) -> None:
     nanolm.train(corpus, out=tmp_path / "run", steps=30, **shape)
     words = ["sample", "run", "--prompt", "The 7 cats", "--greedy", "--tokens", 5]
     assert cli(*words, "--int8").stdout == cli(*words).stdout
+    for dtype in ("float32", "bfloat16"):
+        shown = cli(*words, "--int4", "--dtype", dtype)
+        assert shown.returncode == 0 and shown.stdout.startswith("The 7 cats")
+    both = cli(*words, "--int8", "--int4")
+    assert both.returncode == 2 and "--int8 and --int4: choose one" in both.stderr
+    scored = cli("eval", "run", corpus, "--int4", "--against", "run", "--json")
+    quick, exact = map(json.loads, scored.stdout.splitlines())
+    assert quick["bits_per_weight"] == 4 and "bits_per_weight" not in exact
+    assert 0 < abs(quick["bits_per_byte"] - exact["bits_per_byte"]) < 0.1
+    table = cli("eval", "run", corpus, "--int8", "--against", "run", "--stride", 3)
+    assert "run, 8-bit" in table.stdout
 
 
 def test_the_environment_names_options_as_the_command_line(cli: Cli, trained: Path) -> None:

@@ -1,11 +1,11 @@
 """Cached and naive decoding agree for all models, prompts and batches."""
 
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
-from models import gpt_config, lively
+from models import PUBLISHED_FAMILIES, SCALINGS, every_gpt, gpt_config, lively
 
 from nanolm.generation.batch import Batch, BatchRow
 from nanolm.generation.decoding import CachedDecoder, NaiveDecoder, first_visible
@@ -13,6 +13,7 @@ from nanolm.generation.sampler import Sampler
 from nanolm.generation.sampling_params import SamplingParams
 from nanolm.model.base import Model
 from nanolm.model.config import FAMILIES, ModelConfig, Positions, configure
+from nanolm.model.fast.cpu_decoding import OneRow
 from nanolm.text.tokenizer import train_tokenizer
 
 CONTEXT = 12
@@ -82,6 +83,30 @@ def test_together_is_one_by_one(kind: str, params: SamplingParams) -> None:
     assert written(NaiveDecoder, model, prompts, params) == alone
 
 
+def test_one_row_on_a_cpu() -> None:
+    """It gives the same logits with fewer operations, for most models."""
+    ids = torch.randint(11, (1, 8), generator=torch.Generator().manual_seed(1))
+    taken = 0
+    every = [*every_gpt(norm_place="pre", tied=True, kv_heads=2), *CONFIGS.values()]
+    every += [gpt_config(**changes) for changes in PUBLISHED_FAMILIES.values()]
+    every += [gpt_config(rope_scaling=scaling) for scaling in SCALINGS]
+    for config in every:
+        model: Any = lively(config)
+        plain, quick = (model.init_cache(3, 10) for _ in range(2))
+        if not OneRow.supports(model, quick):
+            continue
+        taken += 1
+        quick.use(1)
+        step = OneRow(model, quick)
+        with torch.inference_mode():
+            for id in ids[0]:
+                expected = model(id.expand(3, 1), plain)[:1, -1]
+                torch.testing.assert_close(step(id[None, None]), expected, rtol=1e-4, atol=1e-4)
+    assert taken > len(every) / 2
+    decoder = CachedDecoder(model_of("modern"), 1, 5)
+    assert isinstance(decoder.fused(1), OneRow)
+
+
 @pytest.mark.parametrize("context", [1, 2, 3, 24])
 def test_the_window_moves_by_half_a_context_and_always_fits(context: int) -> None:
     for length in range(1, 5 * context):
@@ -114,6 +139,7 @@ def test_nothing_is_computed_twice() -> None:
         return plain(ids, *rest)
 
     model.hidden_states = counted  # type: ignore[method-assign,assignment]
-    written(CachedDecoder, model, [prompt_of(5)], SamplingParams(greedy=True), tokens=CONTEXT)
+    # A single row may take another path.
+    written(CachedDecoder, model, [prompt_of(5)] * 2, SamplingParams(greedy=True), tokens=CONTEXT)
     # 5 tokens first, then one at a time, until 13 do not fit in 12 and the window moves.
     assert sizes == [4, *[1] * 8, 6, *[1] * 4]

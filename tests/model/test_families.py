@@ -21,7 +21,7 @@ from nanolm.model.adapters import Adapters
 from nanolm.model.build import build_model
 from nanolm.model.config import GPTConfig, ModelConfig
 from nanolm.model.config_json import config_from_json, model_type
-from nanolm.model.fast.int8 import to_int8
+from nanolm.model.fast.quantized import quantize
 from nanolm.model.huggingface import load_classifier, load_model, save_model
 from nanolm.model.rope_json import rotary_share
 from nanolm.model.shapes import parameter_shapes
@@ -100,7 +100,7 @@ def test_random_configs(family: str, seeds: int, tmp_path: Path) -> None:
         with torch.no_grad():
             torch.testing.assert_close(back(ids).logits, ours(ids), atol=1e-4, rtol=0)
             quick = copy.deepcopy(ours)
-            to_int8(quick)
+            quantize(quick, 8)
             exact, rounded = (model(ids).log_softmax(-1) for model in (ours, quick))
         assert (rounded - exact).abs().mean() < 0.05 * exact.std()
 

@@ -495,7 +495,7 @@ def test_every_command_takes_a_gguf_file(trained: Path, cli: Cli, tmp_path: Path
     done = cli("train", text, "--from", "tiny.gguf", *few, "--out", "further")
     assert done.returncode == 0, done.stderr
     assert nanolm.load(tmp_path / "further").model.config.dim == 16
-    served = load_served((str(tmp_path / "tiny.gguf"),), "cpu", "auto", False)
+    served = load_served((str(tmp_path / "tiny.gguf"),), "cpu", "auto")
     assert list(served) == ["tiny.gguf"]
 
 
