@@ -35,9 +35,9 @@ import torch
 import torch.nn.functional as F
 from results import save
 from torch import Tensor, nn
-from training import PlainBlock, PlainGPT
 
 from nanolm.bench.machine import wait_for
+from nanolm.bench.plain import PlainBlock, PlainGPT
 from nanolm.bench.turns import OnThreads, Runner, medians
 from nanolm.machine import available_threads, cache_folder
 from nanolm.model.config import GPTConfig, configure

@@ -5,8 +5,8 @@
 Both generate 256 tokens from a prompt of 16, with the same random weights. On a GPU, in bfloat16
 with batch sizes 1 and 64, the peers are transformers with its static (compiled) and its dynamic
 cache. On a CPU, in float32, the peer is its dynamic cache, and the limit is the memory bandwidth
-for reading the weights. Runs alternate. Results are medians in tokens per second, after one warmup
-round.
+for reading the weights; with 8-bit and 4-bit weights, the peer is llama.cpp. Runs alternate.
+Results are medians in tokens per second, after one warmup round.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,16 @@ import torch.nn.functional as F
 from results import save
 from transformers import AutoModelForCausalLM
 
+from nanolm.bench.peers import LlamaCpp
 from nanolm.generation.language_model import LanguageModel, Sample
 from nanolm.generation.sampling_params import SamplingParams
+from nanolm.machine import available_threads
 from nanolm.model.build import build_model
 from nanolm.model.config import configure
 from nanolm.model.device import use_fitting_threads
-from nanolm.model.fast.int8 import to_int8
+from nanolm.model.fast.quantized import quantize
 from nanolm.model.huggingface import load_model, save_model
+from nanolm.runs.export_gguf import export_gguf
 from nanolm.text.tokenizer import ByteLevel
 
 NEW, PROMPT = 256, "ab" * 16
@@ -50,10 +54,11 @@ def main() -> None:
     assert (len(prompt), tokenizer.vocab_size) == (16, 50_257)
     torch.manual_seed(0)
     shape = {"vocab_size": 50_257, "layers": 12, "heads": 12, "dim": 768, "context": 1024}
-    with tempfile.TemporaryDirectory() as folder:
-        save_model(build_model(configure(asked.family, **shape)), Path(folder), tokenizer)
-        theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
-        ours = LanguageModel(load_model(Path(folder)).to(device, dtype), tokenizer)
+    temporary = tempfile.TemporaryDirectory()
+    folder = Path(temporary.name)
+    save_model(build_model(configure(asked.family, **shape)), folder, tokenizer)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+    ours = LanguageModel(load_model(folder).to(device, dtype), tokenizer)
 
     def nanolm(rows: int, params: SamplingParams, writer: LanguageModel = ours) -> None:
         samples = [Sample(PROMPT, number) for number in range(rows)]
@@ -63,8 +68,6 @@ def main() -> None:
 
     if not cuda:
         use_fitting_threads(ours.model)
-    quick = LanguageModel(copy.deepcopy(ours.model), tokenizer)
-    to_int8(quick.model)
 
     def transformers(rows: int, **how: object) -> None:
         ids = torch.tensor([prompt] * rows, device=device)
@@ -101,7 +104,15 @@ def main() -> None:
             ),
         }
     else:
-        cases["nanolm, int8, greedy", 1] = lambda: nanolm(1, greedy, quick)
+        for bits, peer in {8: "q8_0", 4: "q4_0"}.items():
+            model = copy.deepcopy(ours.model)
+            quantize(model, bits)
+            writer = LanguageModel(model, tokenizer)
+            cases[f"nanolm, int{bits}, greedy", 1] = partial(nanolm, 1, greedy, writer)
+            export_gguf(str(folder), folder / f"{peer}.gguf", peer, print)
+            how = (prompt, asked.new, available_threads())
+            llama_cpp = LlamaCpp(folder / f"{peer}.gguf", *how)
+            cases[f"llama.cpp, {peer}, greedy", 1] = llama_cpp.step
     rates: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
     bandwidths = []
     weights = [

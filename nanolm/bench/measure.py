@@ -4,31 +4,39 @@
 Measurement(what='training', shape='nano', value=61840.2, unit='tokens/s', of_peak=0.21)
 """
 
+import copy
+import tempfile
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from nanolm.bench.costs import Profile, costs
 from nanolm.bench.machine import ceilings, facts, peak_of, product
-from nanolm.bench.peers import Transformers
-from nanolm.bench.settings import BenchSettings
+from nanolm.bench.peers import LlamaCpp, Transformers, xllamacpp
+from nanolm.bench.plain import Plain
+from nanolm.bench.settings import LLAMA_CPP, BenchSettings
 from nanolm.bench.turns import OnThreads, Runner, RunnerT, fastest, medians, warm_up
 from nanolm.errors import UsageError
 from nanolm.generation.language_model import LanguageModel, Sample
 from nanolm.generation.sampling_params import SamplingParams
-from nanolm.machine import available_threads
+from nanolm.machine import available_threads, cache_folder
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype, free_memory, use_fitting_threads
+from nanolm.model.fast.quantized import quantize
+from nanolm.model.gguf import why_not
+from nanolm.model.huggingface import save_model
 from nanolm.model.shapes import parameters_by_part
 from nanolm.model.size import training_bytes
 from nanolm.planning.trial import SpeedTrial
 from nanolm.planning.tuning import threads_for
+from nanolm.runs.export_gguf import export_gguf
 from nanolm.text.tokenizer import ByteLevel
 
 DEFAULT_PRESETS = {  # those that fit the device
@@ -40,6 +48,7 @@ CPU_TOKENS = 2048  # per step at most, so that a round takes seconds, not minute
 NEW_TOKENS = {"cuda": 128}  # per sample; fewer elsewhere
 SAMPLED_ROWS = 64  # at once on a GPU
 MATRIX_PRODUCTS = "matrix products"
+QUANTIZED = {8: "Q8_0", 4: "Q4_0"}  # llama.cpp's formats with as many bits
 
 Note = Callable[[str], None]
 
@@ -64,19 +73,32 @@ def measure(settings: BenchSettings, note: Note) -> BenchReport:
     device, _ = choose_device(settings.device)
     if settings.profile and device == "mps":
         raise UsageError("--profile: an Apple GPU does not report kernel times; try --device cpu")
+    if settings.against == LLAMA_CPP:
+        refuse_llama_cpp(device, settings.family)
     dtype, _ = choose_dtype("auto", device)
     report = BenchReport(facts(device, dtype))
     for name in settings.preset or DEFAULT_PRESETS[device]:
         config, rows = shape(name, settings, device)
         bench = PresetBench(name, config, rows, device, dtype, settings.seconds)
         note(f"{name}: training, {rows} x {config.context} tokens per step")
-        report.results += bench.training(settings.against, note)
+        trains = settings.against != LLAMA_CPP
+        report.results += bench.training(settings.against if trains else None, note)
         note(f"{name}: sampling")
-        report.results += bench.sampling()
+        report.results += bench.sampling(note, against_llama_cpp=not trains)
         if settings.profile:
             note(f"{name}: profiling one step")
             report.profiles[name] = bench.profile()
     return report
+
+
+def refuse_llama_cpp(device: str, family: str) -> None:
+    """Raise a UsageError if there is nothing to compare with."""
+    if device != "cpu":
+        raise UsageError(f"--against {LLAMA_CPP} works only on a CPU; add --device cpu")
+    shape = {"vocab_size": 258, "layers": 1, "heads": 1, "dim": 32, "context": 16}
+    if why := why_not(configure(family, **shape)):
+        raise UsageError(f"--against {LLAMA_CPP}: {why}; try --family modern")
+    xllamacpp()
 
 
 def shape(name: str, settings: BenchSettings, device: str) -> tuple[ModelConfig, int]:
@@ -126,7 +148,7 @@ class PresetBench:
                 note(f"{self.name}: {choice}")
             runners: dict[str, Runner] = {"training": trial}
             if against:
-                peer = self.warm(partial(self.peer, note), results, f"memory, {against}")
+                peer = self.warm(partial(self.peer, against, note), results, f"memory, {against}")
                 runners[f"training, {against}"] = peer
             large = product(self.device, self.dtype) if self.device == "cpu" else None
             if large:
@@ -148,14 +170,20 @@ class PresetBench:
         speeds.append(Measurement("step", self.name, 1000 * times["training"], "ms per step"))
         return speeds + results
 
-    def peer(self, note: Note) -> Runner:
+    def peer(self, against: str, note: Note) -> Runner:
         """On a CPU, with all threads or one, whichever is faster; one is best for small models."""
-        peer = Transformers(self.config, self.rows, self.device, self.dtype, note)
+        peer: Runner
+        if against == "transformers":
+            peer = Transformers(self.config, self.rows, self.device, self.dtype, note)
+        elif isinstance(self.config, GPTConfig):
+            peer = Plain(self.config, self.rows, self.device, self.dtype, note)
+        else:
+            raise UsageError(f"--against {against}: it has no recurrent models; try --family gpt2")
         ways = [OnThreads(peer, count) for count in {1, available_threads()}]
         if self.device != "cpu" or len(ways) == 1:
             return peer
         best = fastest(ways)
-        note(f"{self.name}: transformers on {best.threads} of {available_threads()} threads")
+        note(f"{self.name}: {against} on {best.threads} of {available_threads()} threads")
         return best
 
     def warm(self, make: Callable[[], RunnerT], results: list[Measurement], what: str) -> RunnerT:
@@ -170,7 +198,7 @@ class PresetBench:
         results.append(Measurement(what, self.name, peak, "bytes"))
         return runner
 
-    def sampling(self) -> list[Measurement]:
+    def sampling(self, note: Note, against_llama_cpp: bool = False) -> list[Measurement]:
         """Greedy sampling from an empty prompt: one row and, on a GPU, many rows at once."""
         merges = [(left, right) for left in range(256) for right in range(256)]
         tokenizer = ByteLevel(merges[: self.config.vocab_size - 258])
@@ -180,13 +208,25 @@ class PresetBench:
         rows = {"sampling": 1}
         if self.device == "cuda":
             rows[f"sampling, {SAMPLED_ROWS} rows"] = SAMPLED_ROWS
-        runners = {what: SamplingRunner(loaded, count, tokens) for what, count in rows.items()}
-        with threads_for(available_threads()):
+        runners: dict[str, Runner] = {
+            what: SamplingRunner(loaded, count, tokens) for what, count in rows.items()
+        }
+        with ExitStack() as stack:
+            stack.enter_context(threads_for(available_threads()))
             if self.device == "cpu":
                 use_fitting_threads(model)
+            if against_llama_cpp:
+                temporary = tempfile.TemporaryDirectory(dir=cache_folder())
+                folder = Path(stack.enter_context(temporary))
+                runners |= quantized(loaded, tokens, folder, note)
             times = medians(runners, self.seconds)
-        rates = {what: count * tokens / times[what] for what, count in rows.items()}
-        return [Measurement(what, self.name, rate, "tokens/s") for what, rate in rates.items()]
+        rates = {what: rows.get(what, 1) * tokens / times[what] for what in times}
+        results = [Measurement(what, self.name, rate, "tokens/s") for what, rate in rates.items()]
+        for bits, peer in QUANTIZED.items() if against_llama_cpp else ():
+            ratio = rates[f"sampling, int{bits}"] / rates[f"{LLAMA_CPP}, {peer}"]
+            what = f"int{bits} / {LLAMA_CPP}"
+            results.append(Measurement(what, self.name, ratio, "times"))
+        return results
 
     def profile(self) -> Profile:
         """Profile one step, uncompiled and on one thread, so that all operators are visible."""
@@ -195,6 +235,24 @@ class PresetBench:
             trial = SpeedTrial(self.config, self.rows, self.device, self.dtype, 1, compiled=False)
             with closing(trial):
                 return costs(trial, self.device, products, copies)
+
+
+def quantized(loaded: LanguageModel, tokens: int, folder: Path, note: Note) -> dict[str, Runner]:
+    """Sampling with 8-bit and 4-bit weights, and llama.cpp with the same model from a GGUF file."""
+    save_model(loaded.model, folder, loaded.tokenizer)
+    runners: dict[str, Runner] = {}
+    for bits, peer in QUANTIZED.items():
+        file = folder / f"{peer}.gguf"
+        export_gguf(str(folder), file, peer.lower(), note)
+        model = copy.deepcopy(loaded.model)
+        quantize(model, bits)
+        runners[f"sampling, int{bits}"] = SamplingRunner(
+            LanguageModel(model, loaded.tokenizer), 1, tokens
+        )
+        prompt, counts = [loaded.tokenizer.end_of_text], {1, available_threads()}
+        servers = [LlamaCpp(file, prompt, tokens, threads) for threads in counts]
+        runners[f"{LLAMA_CPP}, {peer}"] = fastest(servers)
+    return runners
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
-"""The same model sizes trained with other libraries, for comparison."""
+"""The same model sizes trained with other libraries, or run by them, for comparison."""
 
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from nanolm.bench.machine import wait_for
+from nanolm.bench.plain import compile_if_possible
+from nanolm.bench.settings import LLAMA_CPP
 from nanolm.errors import UsageError
 from nanolm.model.config import ModelConfig
 from nanolm.model.config_json import config_to_json, model_type
@@ -19,19 +23,12 @@ class Transformers:
     ) -> None:
         self.device = device
         self.autocast_dtype = None if dtype == "float32" else getattr(torch, dtype)
-        self.model = model = transformers_model(config).to(device).train()
-        self.parameters = list(model.parameters())
+        self.model = transformers_model(config).to(device).train()
+        self.parameters = list(self.model.parameters())
         fused = device in ("cpu", "cuda")
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-4, fused=fused)
         self.ids = torch.randint(config.vocab_size, (rows, config.context), device=device)
-        if device == "cuda":
-            self.model = torch.compile(model)
-            try:
-                self.step()
-            except Exception as error:  # a compiler has many ways to fail
-                self.model = model
-                self.optimizer.zero_grad()
-                note(f"transformers runs uncompiled: {type(error).__name__}")
+        compile_if_possible(self, "transformers", note)
 
     def step(self) -> None:
         dtype = self.autocast_dtype
@@ -58,3 +55,34 @@ def transformers_model(config: ModelConfig) -> Any:
         raise UsageError("--against transformers: try `pip install transformers`") from None
     logging.set_verbosity_error()  # its warnings concern generation only
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config_to_json(config)))
+
+
+class LlamaCpp:
+    """llama.cpp, which generates one text with the model of a GGUF file on a CPU. Its packages from
+    PyPI do not use all instructions of new processors; one built from source may be faster."""
+
+    def __init__(self, file: Path, prompt: list[int], tokens: int, threads: int) -> None:
+        params = xllamacpp().CommonParams()
+        params.model.path, params.n_ctx, params.n_parallel = str(file), len(prompt) + tokens, 1
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+        params.n_gpu_layers, params.verbosity = 0, -1
+        self.server = xllamacpp().Server(params)
+        self.tokens = tokens
+        self.request = {"prompt": prompt, "n_predict": tokens, "temperature": 0}
+        self.request |= {"ignore_eos": True, "cache_prompt": False}
+
+    def step(self) -> None:
+        """Generate the whole text greedily."""
+        answer = self.server.handle_completions(self.request)
+        assert answer["usage"]["completion_tokens"] == self.tokens
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+def xllamacpp() -> Any:
+    """llama.cpp's package for Python."""
+    try:
+        return importlib.import_module("xllamacpp")
+    except ImportError:
+        raise UsageError(f"--against {LLAMA_CPP}: try `pip install xllamacpp`") from None

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanolm.bench.settings import PEERS, BenchSettings
+from nanolm.bench.settings import PEERS, SMALLEST, BenchSettings
 from nanolm.cli.columns import fitted
-from nanolm.cli.console import note, print_json
+from nanolm.cli.console import draw, note, print_json
 from nanolm.cli.options import Command, Table, json_option, options_of
 from nanolm.errors import refuse
 from nanolm.formats import counted, printable, readable
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 LINE_WIDTH = 80
 OPERATOR_WIDTH = 36  # characters of an operator's name
 SHOWN_COSTS = 10  # of a step
+HEIGHT = 10  # of a plot, in lines
 ESTIMATE = (  # row of the table for --scale
     "{preset:<7} {processes:>9,} {rows:>9,} {compute:>8.1f} {exchange:>8.2f} {shown:>8.2f} "
     "{speed:>11,.0f} {efficiency:>6.1%} {grown:>6.1%}"
@@ -35,10 +36,16 @@ TABLE: Table = {
         "seconds": "Time per measurement; longer is less noisy.",
         "against": (
             "|".join(PEERS),
-            "Also train models of the same shape with this library, alternating with nanolm.",
+            "Also measure models of the same shape with this library, alternating with nanolm: "
+            "training with transformers or nanoGPT's recipe, generation on a CPU with llama.cpp.",
         ),
         "profile": f"Show the {SHOWN_COSTS} most expensive operators in a step, and how close each "
         "comes to the hardware limit.",
+        "grow": (
+            "|".join(SMALLEST),
+            "Instead of benchmarking, double this until a step takes a third of --seconds. Shows "
+            "how time and memory grow.",
+        ),
         "scale": (
             "1,8,64",
             "Instead of benchmarking, estimate how training scales to these process counts.",
@@ -58,6 +65,7 @@ def command(as_json: bool, **options: Any) -> None:
     nanolm bench
     nanolm bench --preset micro --against transformers
     nanolm bench --preset mini --profile
+    nanolm bench --preset nano --grow context
     nanolm bench --preset gpt2 --scale 1,8,64 --bandwidth 50
     """
     settings = BenchSettings(**options)
@@ -66,6 +74,9 @@ def command(as_json: bool, **options: Any) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silence the profiler's messages on stderr
     if settings.scale is not None:
         show_scale(settings, as_json)
+        return
+    if settings.grow is not None:
+        show_growth(settings, as_json)
         return
     from nanolm.bench.measure import measure
 
@@ -105,13 +116,50 @@ def show_scale(settings: BenchSettings, as_json: bool) -> None:
     )
 
 
-def show_results(report: "BenchReport") -> None:
-    machine = report.machine
-    on_cpu = machine["device"] == "cpu"
-    threads = f", {counted(machine['threads'], 'thread')}" if on_cpu else ""
+def show_growth(settings: BenchSettings, as_json: bool) -> None:
+    from nanolm.bench.grow import UNEXPECTED, growth
+    from nanolm.report.curves import Series
+
+    found = growth(settings, note)
+    if as_json:
+        print_json({"grow": settings.grow, **asdict(found)})
+        return
+    show_machine(found.machine)
+    click.echo(f"{found.preset}, family {settings.family}\n")
+    columns = f"{'tokens':>9} {'ms per step':>12} {'MB':>9} {'power':>7} {'expected':>9}"
+    click.echo(f"{settings.grow:<9} {columns}")
+    for point in found.points:
+        memory = "n/a" if point.bytes is None else readable(point.bytes / 1e6)
+        line = f"{point.size:<9,} {point.tokens:>9,} {1000 * point.seconds:>12.2f} {memory:>9}"
+        if point.power is not None and point.expected is not None:
+            line += f" {point.power:>7.2f} {point.expected:>9.2f}  "
+            if abs(point.power - point.expected) > UNEXPECTED:
+                line += "less" if point.power < point.expected else "more"
+        click.echo(line.rstrip())
+    click.echo()
+    print_wrapped(
+        "power: time grew as size to this power since the previous row. expected: the same for the "
+        "number of FLOPs. less: fixed costs per step still dominate. more: limited by memory "
+        "bandwidth or cache size."
+    )
+    for field, unit, scale in (("seconds", "ms per step", 1e3), ("bytes", "MB", 1e-6)):
+        values = [(point.size, getattr(point, field)) for point in found.points]
+        known = [(size, value * scale) for size, value in values if value]
+        if len(known) > 1:
+            click.echo()
+            name = f"{unit}, by {settings.grow} (both axes logarithmic)"
+            draw([Series(name, known)], HEIGHT, logarithmic=True)
+
+
+def show_machine(machine: dict[str, Any]) -> None:
+    threads = f", {counted(machine['threads'], 'thread')}" if machine["device"] == "cpu" else ""
     versions = f"torch {machine['torch']}, nanolm {machine['nanolm']}"
     print_wrapped(f"{machine['name']}{threads}, {machine['dtype']}, {versions}")
-    if on_cpu:
+
+
+def show_results(report: "BenchReport") -> None:
+    show_machine(report.machine)
+    if report.machine["device"] == "cpu":
         print_wrapped(
             "of peak: fraction of the measured matmul rate with the same number of threads"
         )

@@ -8,9 +8,9 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,10 @@ from nanolm.files import write_atomically
 from nanolm.formats import abridged, printable
 from nanolm.machine import process
 
+if TYPE_CHECKING:
+    from nanolm.report.curves import Series
+
+WIDEST_PLOT = 100  # characters
 INTERRUPTED = 75  # exit code: saved, and the same command resumes
 
 
@@ -127,3 +131,12 @@ def show_text(text: str, bold: bool = False) -> None:
     else:
         sys.stdout.buffer.write(text.encode())
     sys.stdout.flush()
+
+
+def draw(series: "Sequence[Series]", height: int, logarithmic: bool = False) -> None:
+    """Print curves, as wide as the terminal."""
+    from nanolm.report.terminal import plot
+
+    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    width = min(WIDEST_PLOT, shutil.get_terminal_size().columns)
+    click.echo("\n".join(plot(series, width, height, plain, logarithmic)))

@@ -1,12 +1,10 @@
 """`nanolm report`: an HTML report about a run."""
 
-import shutil
-import sys
 from pathlib import Path
 
 import click
 
-from nanolm.cli.console import note_written, write_page
+from nanolm.cli.console import draw, note_written, write_page
 from nanolm.cli.options import Command, unwritable
 from nanolm.cli.runs import existing
 from nanolm.errors import DataError, refuse
@@ -43,17 +41,14 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
 
     from nanolm.report.page import comparison_page, report_page, write_report
     from nanolm.report.run_data import UNREADABLE, read_run
-    from nanolm.report.terminal import plot
 
     runs = [existing(name) for name in run]
     try:
         if terminal:
-            plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-            width = min(100, shutil.get_terminal_size().columns)
             for data in map(read_run, runs):
                 series = [data.series("loss", "training"), data.series("val_loss", "validation")]
                 click.echo(f"{data.run.path}: loss by step")
-                click.echo("\n".join(plot(series, width, 16, plain)))
+                draw(series, 16)
         elif len(runs) == 1 and out is None:
             for file in write_report(runs[0], png):
                 note_written(file)

@@ -62,12 +62,14 @@ def linear_axis(values: Sequence[float], ticks: int, extend: bool = True) -> Axi
 
 
 def log_axis(values: Sequence[float]) -> Axis:
-    """From the lowest value to the highest, with ticks at 1, 2 and 5 times powers of ten."""
+    """From the lowest value to the highest, with ticks at 1, 2 and 5 times powers of ten. If there
+    are none in this range, both ends have ticks."""
     low, high = min(values, default=1.0), max(values, default=10.0)
     low, high = (low / 2, high * 2) if low == high else (low, high)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [times * 10.0**power for power in powers for times in (1, 2, 5)]
-    return Axis(low, high, [(tick, f"{tick:,g}") for tick in ticks if low <= tick <= high], True)
+    shown = [(tick, f"{tick:,g}") for tick in ticks if low <= tick <= high]
+    return Axis(low, high, shown or [(end, f"{end:,.3g}") for end in (low, high)], True)
 
 
 def round_step(rough: float) -> float:

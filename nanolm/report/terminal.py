@@ -7,7 +7,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from nanolm.report.axes import PlotArea, linear_axis
+from nanolm.report.axes import PlotArea, linear_axis, log_axis
 from nanolm.report.curves import Point, Series
 
 BRAILLE = 0x2800
@@ -15,13 +15,22 @@ BRAILLE_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by ro
 MARKED_POINTS = 40  # up to this many are drawn as single marks
 
 
-def plot(series: Sequence[Series], width: int, height: int, plain: bool = False) -> list[str]:
-    """Lines of text: the curves with axes and a legend; with `plain`, in ASCII only."""
+def plot(
+    series: Sequence[Series],
+    width: int,
+    height: int,
+    plain: bool = False,
+    logarithmic: bool = False,
+) -> list[str]:
+    """Lines of text: the curves with axes and a legend; with `plain`, in ASCII only. With
+    `logarithmic`, both axes are logarithmic, and all values must be positive."""
     curves = {each.name: each.finite for each in series if each.finite}
     if not curves:
         return ["no data yet"]
-    x_axis = linear_axis([x for points in curves.values() for x, _ in points], 4, extend=False)
-    y_axis = linear_axis([y for points in curves.values() for _, y in points], 4)
+    xs, ys = zip(*(point for points in curves.values() for point in points), strict=True)
+    x_axis, y_axis = linear_axis(xs, 4, extend=False), linear_axis(ys, 4)
+    if logarithmic:
+        x_axis, y_axis = log_axis(xs), log_axis(ys)
     margin = max(len(label) for _, label in y_axis.ticks)
     inner = max(10, width - margin - 2)
     dots: dict[tuple[int, int], int] = defaultdict(int)  # by row and column of characters

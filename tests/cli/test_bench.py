@@ -65,6 +65,25 @@ def test_json_output(cli: Cli) -> None:
     assert sum(cost["share"] for cost in profile["costs"]) <= 1
 
 
+def test_against_other_programs(cli: Cli) -> None:
+    arguments = ("--preset", "nano", "--seconds", "0.1", "--device", "cpu")
+    shown = cli("bench", *arguments, "--against", "nanogpt", "--json")
+    assert shown.returncode == 0, shown.stderr
+    found = {row["what"]: row["value"] for row in json.loads(shown.stdout)["results"]}
+    ours, theirs = found["training"], found["training, nanogpt"]
+    assert found["nanolm / nanogpt"] == pytest.approx(ours / theirs)
+    pytest.importorskip("xllamacpp")
+    shown = cli("bench", *arguments, "--against", "llama.cpp")
+    assert shown.returncode == 0, shown.stderr
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    for row in ("sampling, int8", "llama.cpp, Q8_0", "int4 / llama.cpp"):
+        assert row in shown.stdout
+    wrong = cli("bench", *arguments, "--family", "lstm", "--against", "llama.cpp")
+    assert wrong.returncode == 2 and "try --family modern" in wrong.stderr
+    wrong = cli("bench", *arguments, "--family", "lstm", "--against", "nanogpt")
+    assert wrong.returncode == 2 and "try --family gpt2" in wrong.stderr
+
+
 def test_all_mistakes_are_reported_together(cli: Cli) -> None:
     shown = cli("bench", "--preset", "nanno", "--against", "torch", "--seconds", "-1")
     assert shown.returncode == 2

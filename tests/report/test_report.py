@@ -128,6 +128,13 @@ def test_nothing_to_draw() -> None:
     assert plot([Series("training", [])], 40, 10) == ["no data yet"]
 
 
+@pytest.mark.parametrize("values", [(1.0, 1000.0), (2.2, 4.4), (3.0, 3.0)])
+def test_a_logarithmic_plot(values: tuple[float, float]) -> None:
+    lines = plot([Series("time", [(32, values[0]), (64, values[1])])], 40, 8, logarithmic=True)
+    assert max(map(len, lines)) <= 40
+    assert any(line.strip().startswith(f"{values[0]:g}") for line in lines) or len({*values}) == 1
+
+
 def test_a_row_and_a_point_for_each_epoch(tmp_path: Path, trained: Path) -> None:
     run = Run(tmp_path / "labels")
     run.path.mkdir()
