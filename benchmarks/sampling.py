@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from results import save
 from transformers import AutoModelForCausalLM
 
-from nanolm.bench.peers import LlamaCpp
+from nanolm.bench.llama_cpp import LlamaCpp
 from nanolm.generation.language_model import LanguageModel, Sample
 from nanolm.generation.sampling_params import SamplingParams
 from nanolm.machine import available_threads

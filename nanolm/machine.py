@@ -3,8 +3,10 @@
 import contextlib
 import ctypes
 import os
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from nanolm.errors import DataError
 
@@ -42,6 +44,14 @@ def available_memory() -> int:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # not on every system
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     return 1 << 30
+
+
+def module_command(module: str, *arguments: str) -> dict[str, Any]:
+    """Arguments of `subprocess.Popen` that run a module of this copy of nanolm, with nothing
+    imported from the current folder."""
+    paths = filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {"args": [sys.executable, "-P", "-m", module, *arguments], "env": environment}
 
 
 def process() -> tuple[int | None, int]:

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from nanolm.bench.costs import Profile, costs
+from nanolm.bench.llama_cpp import LlamaCpp, check_installed
 from nanolm.bench.machine import ceilings, facts, peak_of, product
-from nanolm.bench.peers import LlamaCpp, Transformers, xllamacpp
+from nanolm.bench.peers import Transformers
 from nanolm.bench.plain import Plain
 from nanolm.bench.settings import LLAMA_CPP, BenchSettings
 from nanolm.bench.turns import OnThreads, Runner, RunnerT, fastest, medians, warm_up
@@ -98,7 +99,7 @@ def refuse_llama_cpp(device: str, family: str) -> None:
     shape = {"vocab_size": 258, "layers": 1, "heads": 1, "dim": 32, "context": 16}
     if why := why_not(configure(family, **shape)):
         raise UsageError(f"--against {LLAMA_CPP}: {why}; try --family modern")
-    xllamacpp()
+    check_installed()
 
 
 def shape(name: str, settings: BenchSettings, device: str) -> tuple[ModelConfig, int]:
@@ -216,9 +217,7 @@ class PresetBench:
             if self.device == "cpu":
                 use_fitting_threads(model)
             if against_llama_cpp:
-                temporary = tempfile.TemporaryDirectory(dir=cache_folder())
-                folder = Path(stack.enter_context(temporary))
-                runners |= quantized(loaded, tokens, folder, note)
+                runners |= quantized(loaded, tokens, note, stack)
             times = medians(runners, self.seconds)
         rates = {what: rows.get(what, 1) * tokens / times[what] for what in times}
         results = [Measurement(what, self.name, rate, "tokens/s") for what, rate in rates.items()]
@@ -237,8 +236,12 @@ class PresetBench:
                 return costs(trial, self.device, products, copies)
 
 
-def quantized(loaded: LanguageModel, tokens: int, folder: Path, note: Note) -> dict[str, Runner]:
-    """Sampling with 8-bit and 4-bit weights, and llama.cpp with the same model from a GGUF file."""
+def quantized(
+    loaded: LanguageModel, tokens: int, note: Note, stack: ExitStack
+) -> dict[str, Runner]:
+    """Sampling with 8-bit and 4-bit weights, and llama.cpp with the same model from a GGUF file,
+    until `stack` closes."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=cache_folder())))
     save_model(loaded.model, folder, loaded.tokenizer)
     runners: dict[str, Runner] = {}
     for bits, peer in QUANTIZED.items():
@@ -250,8 +253,9 @@ def quantized(loaded: LanguageModel, tokens: int, folder: Path, note: Note) -> d
             LanguageModel(model, loaded.tokenizer), 1, tokens
         )
         prompt, counts = [loaded.tokenizer.end_of_text], {1, available_threads()}
-        servers = [LlamaCpp(file, prompt, tokens, threads) for threads in counts]
-        runners[f"{LLAMA_CPP}, {peer}"] = fastest(servers)
+        made = (LlamaCpp(file, prompt, tokens, threads) for threads in counts)
+        peers = [stack.enter_context(closing(each)) for each in made]
+        runners[f"{LLAMA_CPP}, {peer}"] = fastest(peers)
     return runners
 
 

@@ -1,15 +1,12 @@
-"""The same model sizes trained with other libraries, or run by them, for comparison."""
+"""The same model sizes trained with other libraries, for comparison."""
 
-import importlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from nanolm.bench.machine import wait_for
 from nanolm.bench.plain import compile_if_possible
-from nanolm.bench.settings import LLAMA_CPP
 from nanolm.errors import UsageError
 from nanolm.model.config import ModelConfig
 from nanolm.model.config_json import config_to_json, model_type
@@ -55,34 +52,3 @@ def transformers_model(config: ModelConfig) -> Any:
         raise UsageError("--against transformers: try `pip install transformers`") from None
     logging.set_verbosity_error()  # its warnings concern generation only
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config_to_json(config)))
-
-
-class LlamaCpp:
-    """llama.cpp, which generates one text with the model of a GGUF file on a CPU. Its packages from
-    PyPI do not use all instructions of new processors; one built from source may be faster."""
-
-    def __init__(self, file: Path, prompt: list[int], tokens: int, threads: int) -> None:
-        params = xllamacpp().CommonParams()
-        params.model.path, params.n_ctx, params.n_parallel = str(file), len(prompt) + tokens, 1
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-        params.n_gpu_layers, params.verbosity = 0, -1
-        self.server = xllamacpp().Server(params)
-        self.tokens = tokens
-        self.request = {"prompt": prompt, "n_predict": tokens, "temperature": 0}
-        self.request |= {"ignore_eos": True, "cache_prompt": False}
-
-    def step(self) -> None:
-        """Generate the whole text greedily."""
-        answer = self.server.handle_completions(self.request)
-        assert answer["usage"]["completion_tokens"] == self.tokens
-
-    def wait(self) -> None:
-        """Nothing to wait for."""
-
-
-def xllamacpp() -> Any:
-    """llama.cpp's package for Python."""
-    try:
-        return importlib.import_module("xllamacpp")
-    except ImportError:
-        raise UsageError(f"--against {LLAMA_CPP}: try `pip install xllamacpp`") from None

@@ -95,7 +95,7 @@ def _is_model(folder: Path) -> bool:
             weights = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
         if not weights or not all(re.fullmatch(PLAIN_NAME, name) for name in weights):
             return False
-        ngrams = [NGRAMS] if json.loads((folder / CONFIG).read_bytes()).get("ngrams") else []
+        ngrams = [NGRAMS] if b'"ngrams": true' in (folder / CONFIG).read_bytes() else []
         return all((folder / name).is_file() for name in (*weights, *ngrams))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False

@@ -18,11 +18,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import IO, Self, TypeVar
 
+from nanolm.machine import module_command
+
 HAS_PREAD = hasattr(os, "pread")  # not on Windows
-PACKAGE_PARENT = str(Path(__file__).parents[2])
 LENGTH = struct.Struct("<q")
 
 Range = tuple[int, int]
@@ -34,15 +34,12 @@ class WorkerPool:
 
     def __init__(self, module: str, file: IO[bytes], size: int, *arguments: str) -> None:
         descriptor = file.fileno()
-        # Import the same nanolm as here, and nothing from the current folder.
-        paths = os.pathsep.join(filter(None, [PACKAGE_PARENT, os.environ.get("PYTHONPATH")]))
         self.workers = [
             subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(descriptor), *arguments],
+                **module_command(module, str(descriptor), *arguments),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[descriptor],
-                env={**os.environ, "PYTHONPATH": paths},
             )
             for _ in range(size)
         ]
