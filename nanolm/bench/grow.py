@@ -71,12 +71,9 @@ def growth(settings: BenchSettings, note: Callable[[str], None]) -> Growth:
             trial_of = partial(SpeedTrial, config, rows, device, settings=how)
             with peak_memory(device) as peak, closing(trial_of()) as trial:
                 seconds = medians({"step": trial}, settings.seconds / FEWEST_STEPS)["step"]
-                used, how = (
-                    peak(),
-                    replace(trial.settings, batch=None, context=None, attention=None),
-                )
+                how = replace(trial.settings, batch=None, context=None, attention=None)
                 before, operations = operations, trial.tokens * flops_per_token(trial.model)
-                point = Point(size, trial.tokens, seconds, used)
+                point = Point(size, trial.tokens, seconds, peak())
                 del trial
         except RuntimeError as error:
             if not out_of_memory(error) or not points:

@@ -217,7 +217,7 @@ class PresetBench:
             if self.device == "cpu":
                 use_fitting_threads(model)
             if against_llama_cpp:
-                runners |= quantized(loaded, tokens, note, stack)
+                runners |= quantized_runners(loaded, tokens, note, stack)
             times = medians(runners, self.seconds)
         rates = {what: rows.get(what, 1) * tokens / times[what] for what in times}
         results = [Measurement(what, self.name, rate, "tokens/s") for what, rate in rates.items()]
@@ -236,7 +236,7 @@ class PresetBench:
                 return costs(trial, self.device, products, copies)
 
 
-def quantized(
+def quantized_runners(
     loaded: LanguageModel, tokens: int, note: Note, stack: ExitStack
 ) -> dict[str, Runner]:
     """Sampling with 8-bit and 4-bit weights, and llama.cpp with the same model from a GGUF file,

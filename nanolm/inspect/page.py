@@ -27,8 +27,6 @@ MAX_ATTENTION_BYTES = 650_000  # per page
 TINTS = 10  # of each color, in page.css
 STYLE_SHEET = webpage.beside(__file__, "page.css")
 SCRIPT = webpage.beside(__file__, "page.js")
-
-
 WITHOUT_NGRAMS = {"n-gram scores": "not included"}  # a remark for classifiers that have them
 
 

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from faults import Killed, kill
 from safetensors.torch import load_file, save_file
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
+from nanolm.classification import finetune as module
 from nanolm.classification.bag_of_words import Vocabulary
 from nanolm.classification.classifier import load
 from nanolm.classification.data import Texts
@@ -152,6 +154,21 @@ def test_a_mixed_classifier(data: dict[str, Any], tmp_path: Path) -> None:
         load(tmp_path / "exported", lambda text: None)
     own = run(data, tmp_path / "max", ngrams=True, pool="max")
     assert own.ngram_weight and load(tmp_path / "max", lambda text: None).ngrams
+
+
+def test_a_kill_before_the_result_is_written(
+    data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(data, tmp_path / "whole", ngrams=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_result", lambda *how: kill())
+        with pytest.raises(Killed):
+            run(data, tmp_path / "killed", ngrams=True)
+    resumed = run(data, tmp_path / "killed", ngrams=True)
+    assert (resumed.val, resumed.temperature) == (whole.val, whole.temperature)
+    for name in ("model.safetensors", NGRAMS, "config.json"):
+        one, other = (tmp_path / each / "best" / name for each in ("whole", "killed"))
+        assert one.read_bytes() == other.read_bytes()
 
 
 def test_when_it_is_fitted() -> None:
