@@ -67,12 +67,11 @@ class Inspector:
         from nanolm.inspect.page import WITHOUT_NGRAMS, inspection_page
         from nanolm.inspect.png import attention_png, head_png
 
-        remark = WITHOUT_NGRAMS if without_ngrams else {}
         heads = describe_heads(inspection.attention, inspection.ids)
         chosen = chosen_head(head, len(heads), len(heads[0]))
         if self.as_json:
             values: dict[str, Any] = {"model": self.run, "tokens": names(tokenizer, inspection.ids)}
-            values |= remark
+            values |= {"ngrams": False} if without_ngrams else {}
             if decision:
                 attribution, labels = decision
                 probabilities = rounded(attribution.probabilities)
@@ -95,7 +94,8 @@ class Inspector:
                 values |= {"predictions": layers[-1], "layers": layers}
             print_json(values)
         else:
-            facts = {"model": self.run, "tokens": f"{len(inspection.ids):,}"} | remark
+            facts = {"model": self.run, "tokens": f"{len(inspection.ids):,}"}
+            facts |= WITHOUT_NGRAMS if without_ngrams else {}
             page = inspection_page(tokenizer, inspection, heads, facts, chosen, decision)
             write_page(self.out, page)
         self.draw("attention.png", attention_png, inspection, heads)
