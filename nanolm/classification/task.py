@@ -258,7 +258,9 @@ class ClassifierTask(Task):
 
     def evaluate(self, state: State, progress: float) -> tuple[list[float], dict[str, float]]:
         (logits, _), truth = self.mixed(self.logits(self.val)), self.split.val.truth
-        scores = score(logits, truth, self.split.labels)
+        # A sum of logits is too confident, so its loss says little before it is calibrated.
+        temperature = fit_temperature(logits, truth) if self.ngrams else 1.0
+        scores = score(logits, truth, self.split.labels, temperature)
         metrics = {f"val_{key}": getattr(scores, key) for key in ("loss", "accuracy", "macro_f1")}
         by_accuracy = state.best is not None and len(state.best) == 2  # a run of version 0.1
         if by_accuracy or not (self.evaluate_first or self.distillation):

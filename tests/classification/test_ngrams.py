@@ -138,6 +138,7 @@ def test_a_mixed_classifier(data: dict[str, Any], tmp_path: Path) -> None:
     metrics = (tmp_path / "mixed" / "metrics.jsonl").read_text().splitlines()
     evaluated = [line for line in map(json.loads, metrics) if "val_accuracy" in line]
     assert evaluated[-1]["val_accuracy"] == 1  # the best checkpoint is that of the mix
+    assert evaluated[-1]["val_loss"] == pytest.approx(mixed.val.loss, rel=0.1)  # calibrated
     best = tmp_path / "mixed" / "best"
     verify(best)
     export_folder(str(tmp_path / "mixed"), tmp_path / "exported", None, lambda text: None)
