@@ -290,11 +290,12 @@ def choose_optimizer(
             choose_teachers(plan, text, estimate, left)
         elif plan.settings.teachers:
             plan.choose("steps", steps, "for each teacher")
+        elif estimate.passes >= recipe.MANY_PASSES:  # the machine may become faster
+            plan.choose("steps", *most_steps(text, step_tokens))
     plan.fill(teachers=0)
     if steps is None:  # unknown: the clock ends the run
         if plan.open("weight_decay"):
-            most = math.ceil(recipe.MOST_PASSES * text.tokens / step_tokens)
-            plan.choose("steps", most, f"at most {recipe.MOST_PASSES} epochs, if time allows")
+            plan.choose("steps", *most_steps(text, step_tokens))
         plan.fill(weight_decay=recipe.LEAST_DECAY, dropout=0.0, average=0.0)
         return
     passes = steps * step_tokens / text.tokens
@@ -327,6 +328,11 @@ def choose_optimizer(
     if estimate:
         reason = f"validation bits per byte, {after} in {seconds:.0f} s"
         plan.choices.append(Choice("forecast", f"{bits:.3f}", reason))
+
+
+def most_steps(text: TextStats, step_tokens: int) -> tuple[int, str]:
+    steps = math.ceil(recipe.MOST_PASSES * text.tokens / step_tokens)
+    return steps, f"at most {recipe.MOST_PASSES} epochs, if time allows"
 
 
 def choose_teachers(plan: Plan, text: TextStats, estimate: SizeEstimate, left: float) -> None:
