@@ -38,17 +38,17 @@ VERY_FEW_STEPS = 50.0  # penalty below a few hundred steps, where no model has c
 # that is larger, because runs that end lower start just as high.
 CURVE_FACTOR, CURVE_EXPONENT, CURVE_BITS = 0.106, 0.4, 1.5
 
-# Corrections, fitted to the curves of 28 runs (docs/experiments.md). The trend of the loss goes on,
-# but more slowly, and the decay of the learning rate adds to it, more so after many passes. The
-# further the loss has to fall, the more the plan counts. Text made by rules gains most from the
-# decay, which no trend shows, so until then a forecast in the range TOO_HIGH is ignored.
+# Corrections, fitted to the curves of 22 runs (docs/experiments.md). Until the learning rate
+# decays, the trend of the loss goes on, but more slowly, even more so after many passes. The decay
+# lowers the loss by a number of nats per token: less with an EMA of the weights, which has the
+# same effect.
+# Text made by rules gains most from the decay, which no trend shows, so until then a forecast in
+# the range TOO_HIGH is ignored.
 EARLY = 0.38  # progress up to which the trend says less than the plan
-TREND, DECAYING_TREND = 0.7, 1.2  # before and during the decay
-FLAT_PASSES, LEAST_FLATTENED = 3.0, 0.6  # with more passes, the curve flattens, at most this much
-DECAYING = 1 - 0.85 * DECAY  # progress from which the trend shows the decay
-DECAY_GAIN, DECAY_GAIN_PER_PASS = 0.03, 0.03  # in logs; the latter times log(1 + passes)
-FULLY_AVERAGED = 27  # steps in an EMA of the weights that gains as much as the decay
-FAR = 0.5  # if the loss has this far to fall, in logs, the trend and the plan count equally
+TREND, TREND_PER_PASS = 0.61, 0.082  # the latter times log(1 + passes)
+DECAY_GAIN, NOISE_GAIN = 0.076, 0.317  # in nats per token; the latter without an EMA
+FULLY_AVERAGED = 0.1  # an EMA over this share of the steps leaves no noise
+MOST_GAIN = 0.7  # in logs, of a loss near zero
 TOO_HIGH, LATE = (1.1, 3.0), 1 - 0.65 * DECAY  # times the plan; up to this progress
 
 
@@ -90,22 +90,20 @@ class Forecast:
         return self.bits_per_byte + max(self.bits_per_byte, CURVE_BITS) * above
 
     def correct(
-        self, progress: float, measured: float, slope: float, averaged: float = 0.0
+        self, progress: float, measured: float, loss: float, slope: float, averaged: float = 0.0
     ) -> float:
-        """The final bits per byte, from those `measured` and the `slope` of their curve so far:
-        d log(bits per byte) / d log(steps). `averaged` is the number of steps in the EMA."""
+        """The final bits per byte, from those `measured`, the `loss` in nats per token, and the
+        `slope` of the curve so far: d log(bits per byte) / d log(steps). `averaged` is the share of
+        all steps in the EMA of the weights."""
         planned = self.bits_per_byte
         if progress < EARLY:
             return planned
-        trend = min(0.0, slope) * math.log(1 / progress)
-        if progress > DECAYING:
-            bits = measured * math.exp(DECAYING_TREND * trend)
-        else:
-            gain = DECAY_GAIN + DECAY_GAIN_PER_PASS * math.log1p(self.passes)
-            flatter = max(LEAST_FLATTENED, min(1.0, FLAT_PASSES / max(self.passes, 1e-9)) ** 0.5)
-            trend = TREND * flatter * trend - gain * max(0.0, 1 - averaged / FULLY_AVERAGED)
-            weight = 1 / (1 + (trend / FAR) ** 2)
-            bits = measured**weight * planned ** (1 - weight) * math.exp(weight * trend)
+        flatter = max(0.0, TREND - TREND_PER_PASS * math.log1p(self.passes))
+        trend = flatter * min(0.0, slope) * math.log(1 / progress)
+        noise = max(0.0, 1 - averaged / FULLY_AVERAGED)
+        gain = min(MOST_GAIN, (DECAY_GAIN + NOISE_GAIN * noise) / max(loss, 1e-9))
+        left = min(1.0, (1 - progress) / DECAY)
+        bits = measured * math.exp(left * (trend - gain))
         too_high = TOO_HIGH[0] < bits / planned < TOO_HIGH[1]
         return planned if too_high and progress < LATE else bits
 

@@ -23,7 +23,7 @@ from nanolm.model.peft import load_trained, save_adapter
 from nanolm.model.size import non_embedding_parameters
 from nanolm.model.stored import ADAPTER
 from nanolm.planning import recipe
-from nanolm.planning.scaling_law import Forecast
+from nanolm.planning.scaling_law import EARLY, Forecast
 from nanolm.planning.tuning import (
     compile_model,
     missing_compiler,
@@ -51,12 +51,14 @@ COMPILE_SECONDS = 25.0  # approximate time to compile
 EVALUATION_SHARE = 0.03  # of the budget
 EVALUATION_SPEEDUP = 2  # how many times faster evaluation is than training, per token
 LEAST_EVALUATED_TOKENS = 4_096
+CALIBRATION_SHARE = 0.012  # of the budget, to compare the evaluated part with more of the text,
+LEAST_CALIBRATED = 1.5  # if that is at least this many times as much
 FIRST_EVALUATION_SECONDS = 0.8  # extra time of the first evaluation, if it is also the last
 FINAL_SECONDS = 0.7  # to finish a run
 SAMPLE_TOKENS = 80
 SAMPLE_SHARE = 0.01  # of the training time, if it is limited; the last sample is always written
 UNPLANNED_PATIENCE = 3  # evaluations clearly worse than the best, if no number of steps was given
-WRONG_FORECAST = 0.05  # relative error from which a corrected forecast is reported
+WRONG_FORECAST = 0.03  # relative error from which a corrected forecast is reported
 SHIFTED_TEXT = 1.3  # times the n-gram loss of training text: the validation text differs in kind
 
 
@@ -239,15 +241,25 @@ class NextToken(Task):
             self.sample_seconds += time.monotonic() - start
         metrics = as_metrics(score)
         if self.forecast and 0 < progress < 1:
-            metrics["forecast_bits_per_byte"] = self.correct_forecast(
-                state, progress, score.bits_per_byte
-            )
+            if progress >= EARLY and state.whole_to_part is None:
+                state.whole_to_part = self.whole_to_part(state, progress, network, score)
+            metrics["forecast_bits_per_byte"] = self.correct_forecast(state, progress, score)
         return [latest if self.keeps_last else score.loss], metrics
 
-    def correct_forecast(self, state: State, progress: float, measured: float) -> float:
-        """The final bits per byte, predicted again from those `measured` now and last time."""
+    def whole_to_part(self, state: State, progress: float, network: Model, part: Score) -> float:
+        """How much higher the bits per byte of the whole validation text, or of as much of it as
+        there is time for, are than those of the part that is evaluated during training."""
+        seconds = CALIBRATION_SHARE * (state.seconds - state.setup) / progress
+        tokens, used = seconds / max(1e-9, self.seconds_per_token), state.evaluated_tokens or 0
+        tokens = min(round(self.world.agree(tokens)[0]), len(self.job.text.val))
+        if tokens < LEAST_CALIBRATED * used or not part.bits_per_byte:
+            return 1.0
+        return self.score(network, tokens, self.window).bits_per_byte / part.bits_per_byte
+
+    def correct_forecast(self, state: State, progress: float, score: Score) -> float:
+        """The final bits per byte, predicted again from those measured now and last time."""
         assert self.forecast and self.job.forecast
-        run, planned, bits = self.job.run, self.job.forecast, self.forecast.bits_per_byte
+        bits, measured = self.forecast.bits_per_byte, score.bits_per_byte
         earlier = state.scores.get("val_bits_per_byte", 0.0)
         growth = state.step / max(1, state.step - state.evaluation_steps)
         before = state.step - state.evaluation_steps
@@ -255,13 +267,15 @@ class NextToken(Task):
             bits = state.scores.get("forecast_bits_per_byte", bits)
         elif 0 < earlier * measured < math.inf and growth > 1:
             slope = math.log(measured / earlier) / math.log(growth)
+            whole = measured * (state.whole_to_part or 1.0)
             averaged = 1 / (1 - self.settings.average) if self.settings.average else 0.0
-            bits = self.forecast.correct(progress, measured, slope, averaged)
-        wrong = abs(bits / planned.bits_per_byte - 1) > WRONG_FORECAST
-        if wrong and "forecast" not in state.warnings_shown:
-            state.warnings_shown.append("forecast")
+            share = averaged * progress / state.step
+            bits = self.forecast.correct(progress, whole, score.loss, slope, share)
+        run, planned = self.job.run, self.job.forecast
+        known = run.facts()["forecast"]["corrected"] or planned.bits_per_byte
+        if abs(bits / known - 1) > WRONG_FORECAST:
             run.update({**run.facts(), "forecast": asdict(replace(planned, corrected=bits))})
-            text = f"forecast: {bits:.3f} bits per byte instead of {planned.bits_per_byte:.3f}"
+            text = f"forecast: {bits:.3f} bits per byte instead of {known:.3f}"
             self.notify(Note(f"{text}, from the first {progress:.0%} of the run"))
         return bits
 

@@ -40,6 +40,7 @@ class State:
     # Validation.
     evaluations: int = 0
     evaluated_tokens: int | None = None  # validation tokens per evaluation during training
+    whole_to_part: float | None = None  # bits per byte of the whole text / of these tokens
     scores: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     best: list[float] | None = None  # lower is better, compared from the first number on
     best_step: int = 0

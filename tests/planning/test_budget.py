@@ -18,7 +18,7 @@ from nanolm.planning.planner import make_plan
 from nanolm.planning.recipe import TINY_STEPS
 from nanolm.planning.scaling_law import Forecast
 from nanolm.planning.sizes import TextStats
-from nanolm.pretraining import prepare
+from nanolm.pretraining import language, prepare
 from nanolm.pretraining import train as pretraining
 from nanolm.pretraining.extend import extend
 from nanolm.report.run_data import list_runs
@@ -27,7 +27,7 @@ from nanolm.text import store
 from nanolm.training.budget import MIN_STEPS, Budget
 from nanolm.training.events import Note, Preparing
 from nanolm.training.settings import TrainSettings
-from nanolm.training.state import State
+from nanolm.training.state import State, read_state
 
 SMALL: dict[str, Any] = {
     **TINY_MODEL,
@@ -190,7 +190,7 @@ def test_fewer_steps_than_planned_are_reported_with_a_new_prediction(
     assert any("steps instead of 1,000,000: " in note for note in notes)
 
 
-def test_a_wrong_forecast_is_corrected_once_also_after_a_kill(
+def test_a_wrong_forecast_is_corrected_also_after_a_kill(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan_for: Callable[..., Any] = prepare.plan_for
@@ -207,10 +207,10 @@ def test_a_wrong_forecast_is_corrected_once_also_after_a_kill(
     forecast = Run(whole).facts()["forecast"]
     assert forecast["corrected"] < forecast["bits_per_byte"] == 5.0
     notes = [str(event) for event in seen if "forecast: " in str(event)]
-    expected = f"{forecast['corrected']:.3f} bits per byte instead of 5.000"
-    assert len(notes) == 1 and expected in notes[0] and "50%" in notes[0]
     corrected = [line.get("forecast_bits_per_byte") for line in lines(whole) if "val_loss" in line]
-    assert corrected[:3] == [5.0, 5.0, forecast["corrected"]] and corrected[-1] is None
+    assert corrected[:2] == [5.0, 5.0] and corrected[-1] is None
+    assert f"{corrected[2]:.3f} bits per byte instead of 5.000" in notes[0] and "50%" in notes[0]
+    assert f" {forecast['corrected']:.3f} " in notes[-1]
     assert corrected[-2] == pytest.approx(result.val_bits_per_byte, rel=0.1)
     assert "corrected during training" in (whole / "report.html").read_text()
 
@@ -221,6 +221,25 @@ def test_a_wrong_forecast_is_corrected_once_also_after_a_kill(
     nanolm.train(text, out=killed, **how)
     assert same(killed, whole)
     assert Run(killed).facts()["forecast"] == forecast
+
+
+def test_the_forecast_is_for_the_whole_validation_text(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language, "LEAST_EVALUATED_TOKENS", 64)
+    monkeypatch.setattr(language, "EVALUATION_SHARE", 1e-9)
+    forecasts, scores = [], []
+    for share in (0.0, 1e9):
+        monkeypatch.setattr(language, "CALIBRATION_SHARE", share)
+        run = tmp_path / str(share)
+        nanolm.train(text, out=run, **{**SMALL, "steps": 60, "evaluations": 6, "device": "cpu"})
+        evaluated = [line for line in lines(run) if "forecast_bits_per_byte" in line]
+        forecasts.append([line["forecast_bits_per_byte"] for line in evaluated])
+        scores.append([line["val_bits_per_byte"] for line in evaluated])
+    assert scores[0] == scores[1] and forecasts[0][:2] == forecasts[1][:2]
+    factor = read_state(run / "last").whole_to_part
+    assert factor and factor != 1
+    assert forecasts[1][-1] == pytest.approx(factor * forecasts[0][-1])
 
 
 def test_fewer_steps_predict_a_higher_loss() -> None:

@@ -279,12 +279,19 @@ def test_long_contexts_that_help_lower_the_prediction() -> None:
 
 def test_a_forecast_is_corrected_by_the_trend() -> None:
     forecast = Forecast(2.0, 60.0, 3.0)
-    falling, flat = (forecast.correct(0.4, 2.1, slope) for slope in (-0.3, 0.0))
-    assert falling < flat < 2.1 == forecast.correct(0.999, 2.1, 0.0)
-    assert forecast.correct(0.4, 2.1, 0.5) == flat  # a rising loss does not go on rising
-    assert forecast.correct(0.4, 4.0, 0.0) == 2.0  # text made by rules
-    assert forecast.correct(0.4, 9.0, 0.0) > 7.0  # the plan was wrong
-    assert forecast.correct(0.2, 9.0, 0.0) == 2.0  # too early
+
+    def corrected(progress: float, bits: float, slope: float, **how: float) -> float:
+        return forecast.correct(progress, bits, **{"loss": 4.0, **how}, slope=slope)
+
+    falling, flat = (corrected(0.4, 2.1, slope) for slope in (-0.3, 0.0))
+    assert falling < flat < 2.1 == pytest.approx(corrected(0.9999, 2.1, 0.0), rel=1e-4)
+    assert corrected(0.4, 2.1, 0.5) == flat  # a rising loss does not go on rising
+    assert flat < corrected(0.4, 2.1, 0.0, averaged=0.1)  # an EMA has had most of the decay's gain,
+    assert flat > corrected(0.4, 2.1, 0.0, loss=3.0)  # which is the same number of nats per token
+    assert corrected(0.4, 4.0, 0.0) == 2.0  # text made by rules
+    assert corrected(0.4, 9.0, 0.0) > 7.0  # the plan was wrong
+    assert corrected(0.2, 9.0, 0.0) == 2.0  # too early
+    assert corrected(0.4, 1e-9, 0.0, loss=0.0) > 0  # a loss of zero
 
 
 @pytest.mark.parametrize("budget", [{"epochs": 2.0}, {"tokens": 66_666}])
