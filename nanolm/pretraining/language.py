@@ -51,8 +51,7 @@ COMPILE_SECONDS = 25.0  # approximate time to compile
 EVALUATION_SHARE = 0.03  # of the budget
 EVALUATION_SPEEDUP = 2  # how many times faster evaluation is than training, per token
 LEAST_EVALUATED_TOKENS = 4_096
-CALIBRATION_SHARE = 0.012  # of the budget, to compare the evaluated part with more of the text,
-LEAST_CALIBRATED = 1.5  # if that is at least this many times as much
+CALIBRATION = 4  # times as much text, to find out whether the evaluated part is easier
 FIRST_EVALUATION_SECONDS = 0.8  # extra time of the first evaluation, if it is also the last
 FINAL_SECONDS = 0.7  # to finish a run
 SAMPLE_TOKENS = 80
@@ -242,19 +241,19 @@ class NextToken(Task):
         metrics = as_metrics(score)
         if self.forecast and 0 < progress < 1:
             if progress >= EARLY and state.whole_to_part is None:
-                state.whole_to_part = self.whole_to_part(state, progress, network, score)
+                state.whole_to_part = self.whole_to_part(network, state.evaluated_tokens, score)
             metrics["forecast_bits_per_byte"] = self.correct_forecast(state, progress, score)
         return [latest if self.keeps_last else score.loss], metrics
 
-    def whole_to_part(self, state: State, progress: float, network: Model, part: Score) -> float:
-        """How much higher the bits per byte of the whole validation text, or of as much of it as
-        there is time for, are than those of the part that is evaluated during training."""
-        seconds = CALIBRATION_SHARE * (state.seconds - state.setup) / progress
-        tokens, used = seconds / max(1e-9, self.seconds_per_token), state.evaluated_tokens or 0
-        tokens = min(round(self.world.agree(tokens)[0]), len(self.job.text.val))
-        if tokens < LEAST_CALIBRATED * used or not part.bits_per_byte:
+    def whole_to_part(self, network: Model, tokens: int, part: Score) -> float:
+        """How much higher the bits per byte of the whole validation text, or of a larger part, are
+        than those of the part with this number of `tokens`, which has just been evaluated."""
+        if self.evaluated_all:
             return 1.0
-        return self.score(network, tokens, self.window).bits_per_byte / part.bits_per_byte
+        more = min(CALIBRATION * tokens, len(self.job.text.val))
+        larger = self.score(network, more, self.window)
+        factor = larger.bits_per_byte / max(part.bits_per_byte, 1e-9)
+        return factor if math.isfinite(factor) else 1.0
 
     def correct_forecast(self, state: State, progress: float, score: Score) -> float:
         """The final bits per byte, predicted again from those measured now and last time."""

@@ -229,9 +229,9 @@ def test_the_forecast_is_for_the_whole_validation_text(
     monkeypatch.setattr(language, "LEAST_EVALUATED_TOKENS", 64)
     monkeypatch.setattr(language, "EVALUATION_SHARE", 1e-9)
     forecasts, scores = [], []
-    for share in (0.0, 1e9):
-        monkeypatch.setattr(language, "CALIBRATION_SHARE", share)
-        run = tmp_path / str(share)
+    for times in (1, 100_000):
+        monkeypatch.setattr(language, "CALIBRATION", times)
+        run = tmp_path / str(times)
         nanolm.train(text, out=run, **{**SMALL, "steps": 60, "evaluations": 6, "device": "cpu"})
         evaluated = [line for line in lines(run) if "forecast_bits_per_byte" in line]
         forecasts.append([line["forecast_bits_per_byte"] for line in evaluated])
