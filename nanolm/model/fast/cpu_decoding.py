@@ -1,17 +1,22 @@
 """Decodes one token of one text on a CPU with few operations.
 
-Starting an operation takes longer than what it computes for a single token of a small model. This
-computes the same as `GPT.forward`, but each vector is a row of a matrix instead of part of a batch.
+Starting an operation takes longer than what it computes for a single token of a small model, and so
+does everything around it: reading the weights evicts the interpreter from the processor's caches.
+This computes the same as `GPT.forward`, but each vector is a row of a matrix instead of part of a
+batch, and layers are functions that have everything at hand.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanolm.model.cache import KVCache
 from nanolm.model.config import Switches, unsupported
+from nanolm.model.fast.quantized import Function, QuantizedLinear
 from nanolm.model.fast.training import FUSED_ATTENTION, FUSED_BLOCKS
 from nanolm.model.gpt import GPT, NONLINEARITIES, Attention, RMSNorm
 
@@ -25,8 +30,8 @@ class OneRow:
     def __init__(self, model: GPT, cache: KVCache) -> None:
         """For the first row of the cache."""
         self.model, self.cache, self.config = model, cache, model.config
-        # Of each layer: (1, kv_heads, length, head_dim)
-        self.keys, self.values = (each[:, :1].unbind() for each in (cache.keys, cache.values))
+        self.blocks = [block_step(block) for block in model.blocks]
+        self.norm, self.head = norm_step(model.norm), product(model.head)
 
     @staticmethod
     def supports(model: Any, cache: Any) -> bool:
@@ -46,39 +51,78 @@ class OneRow:
             cosines, sines = (table[position] for table in tables)  # (head_dim,)
             half = len(sines) // 2
             rotation = cosines, torch.cat([-sines[:half], sines[half:]]), half
-        block: Any
-        for block in model.blocks:
-            x = x + self.attend(block.attention, normed(block.attention_norm, x), rotation)
-            y = block.feed_forward.up(normed(block.feed_forward_norm, x))  # (1, hidden)
-            x = x + block.feed_forward.out(NONLINEARITIES[block.feed_forward.kind](y))
+        # Of each layer: keys and values so far and the new ones, (1, kv_heads, time, head_dim)
+        every = [part[:, :1] for part in (self.cache.keys, self.cache.values)]
+        news = (part.narrow(3, position, 1).unbind() for part in every)
+        olds = (part.narrow(3, 0, position + 1).unbind() for part in every)
+        for block, *memory in zip(self.blocks, *news, *olds, strict=True):
+            block(x, rotation, *memory)
         self.cache.advance(1)
-        logits: Tensor = model.head(normed(model.norm, x))
-        return logits
+        return self.head(self.norm(x))
 
-    def attend(self, layer: Attention, x: Tensor, rotation: Any) -> Tensor:
-        heads, kv_heads, width = layer.heads, layer.kv_heads, layer.head_dim
-        position, parts = self.cache.longest, (heads, kv_heads, kv_heads)
-        qkv = layer.qkv(x).view(1, -1, 1, width)  # (1, heads, 1, head_dim), as all of these
-        q, k, v = qkv.split(parts, dim=1)
-        if layer.qk_norm:
-            q, k = normed(layer.query_norm, q), normed(layer.key_norm, k)
-        if rotation and layer.rotated:
+
+def block_step(block: Any) -> Callable[..., None]:
+    """A function that computes the output of the block in place."""
+    attend, feed_forward = attention_step(block.attention), block.feed_forward
+    up, out = product(feed_forward.up), product(feed_forward.out)
+    nonlinearity = NONLINEARITIES[feed_forward.kind]
+    attention_norm, feed_forward_norm = (
+        norm_step(norm) for norm in (block.attention_norm, block.feed_forward_norm)
+    )
+
+    def step(x: Tensor, *context: Any) -> None:
+        x += attend(attention_norm(x), *context)
+        x += out(nonlinearity(up(feed_forward_norm(x))))
+
+    return step
+
+
+def attention_step(layer: Attention) -> Callable[..., Tensor]:
+    heads, kv_heads, width, rotated = layer.heads, layer.kv_heads, layer.head_dim, layer.rotated
+    both, every = (heads, kv_heads), (heads, kv_heads, kv_heads)
+    qkv_of, out, attention = product(layer.qkv), product(layer.out), F.scaled_dot_product_attention
+    query_norm = norm_step(layer.query_norm) if layer.qk_norm else None
+    key_norm = norm_step(layer.key_norm) if layer.qk_norm else None
+
+    def step(
+        x: Tensor, rotation: Any, new_key: Tensor, new_value: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        qkv = qkv_of(x).view(1, -1, 1, width)  # (1, heads, 1, head_dim), as all of these
+        q, k, v = qkv.split_with_sizes(every, dim=1)
+        if query_norm and key_norm:
+            q, k = query_norm(q), key_norm(k)
+        if rotation and rotated:
             cosines, sines, half = rotation
-            qk = torch.cat([q, k], dim=1) if layer.qk_norm else qkv[:, : heads + kv_heads]
+            qk = torch.cat([q, k], dim=1) if query_norm else qkv[:, : heads + kv_heads]
             qk = (qk * cosines).addcmul_(qk.roll(half, dims=3), sines)
-            q, k = qk.split(parts[:2], dim=1)
-        keys, values = self.keys[layer.layer], self.values[layer.layer]
-        keys.narrow(2, position, 1).copy_(k)
-        values.narrow(2, position, 1).copy_(v)
-        k, v = keys.narrow(2, 0, position + 1), values.narrow(2, 0, position + 1)
-        y = F.scaled_dot_product_attention(q, k, v, enable_gqa=heads != kv_heads)
-        output: Tensor = layer.out(y.view(1, -1))
-        return output  # (1, dim)
+            q, k = qk.split_with_sizes(both, dim=1)
+        new_key.copy_(k)
+        new_value.copy_(v)
+        y = attention(q, keys, values, enable_gqa=heads != kv_heads)
+        return out(y.view(1, -1))  # (1, dim)
+
+    return step
 
 
-def normed(norm: Any, x: Tensor) -> Tensor:
+def product(layer: nn.Module) -> Function:
+    if isinstance(layer, QuantizedLinear) and not layer.is_padded:
+        return layer.product()
+    if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
+        return partial(F.linear, weight=layer.weight, bias=layer.bias)
+    return layer
+
+
+def norm_step(norm: nn.Module) -> Function:
     """The norm of each row; that of `RMSNorm` in fewer operations than torch's."""
+    if isinstance(norm, nn.LayerNorm):
+        how = (list(norm.normalized_shape), norm.weight, norm.bias, norm.eps, False)
+        return lambda x: torch.layer_norm(x, *how)
     if not isinstance(norm, RMSNorm) or norm.eps is None:
-        return norm(x)  # type: ignore[no-any-return]
-    mean = (x * x).mean(dim=-1, keepdim=True)
-    return x * mean.add_(norm.eps).rsqrt_() * norm.weight
+        return norm
+    weight, epsilon = norm.weight, norm.eps
+
+    def step(x: Tensor) -> Tensor:
+        mean = (x * x).mean(dim=-1, keepdim=True)
+        return x * mean.add_(epsilon).rsqrt_() * weight
+
+    return step

@@ -7,6 +7,7 @@ head keeps 8 bits. The embedding is unchanged: a token reads only one row. All k
 """
 
 import platform
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -24,36 +25,48 @@ FEW_ROWS = 64  # with more, unpacking 8-bit weights once is faster than the kern
 SMALLEST = 1e-30  # scale
 LARGEST_ERROR = 0.3  # of a kernel that works, relative to the output; about 0.1 is normal
 
+Function = Callable[[Tensor], Tensor]
+
 
 class QuantizedLinear(nn.Module):
     """A linear layer that multiplies in bfloat16 or 8 bits. The last bits of its output depend on
     the number of rows."""
 
+    bias: Tensor | None
+
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         weight = layer.weight.detach().float()
-        self.outputs, self.bias = layer.out_features, layer.bias
-        self.padding = -weight.shape[1] % INPUTS
-        self.pack(F.pad(weight, (0, self.padding, 0, -len(weight) % OUTPUTS)))
+        self.outputs, self.padding = layer.out_features, -weight.shape[1] % INPUTS
+        extra = -len(weight) % OUTPUTS
+        self.is_padded = bool(self.padding or extra)
+        bias = None if layer.bias is None else F.pad(layer.bias.detach().float(), (0, extra))
+        self.register_buffer("bias", bias)
+        self.pack(F.pad(weight, (0, self.padding, 0, extra)))
 
     def pack(self, weight: Tensor) -> None:
         raise NotImplementedError
 
-    def multiply(self, rows: Tensor) -> Tensor:
-        """(rows, inputs) times the weights, (rows, outputs), both padded."""
+    def kernel(self) -> Function:
+        """(rows, inputs) times the weights: (rows, outputs), both padded, in float32."""
         raise NotImplementedError
 
+    def product(self) -> Function:
+        """The product of padded rows and the weights, plus the bias, as a function: looking up the
+        attributes of a module at each step would take longer than some operations."""
+        kernel, bias = self.kernel(), self.bias
+        return kernel if bias is None else lambda rows: kernel(rows).add_(bias)
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        return self.product()(rows)
+
     def forward(self, x: Tensor) -> Tensor:
-        """In few operations: starting one takes as long as multiplying by a small matrix."""
         if x.dim() != 2:
             return self(x.flatten(0, -2)).view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
-        rows = F.pad(x, (0, self.padding)) if self.padding else x.contiguous()
-        y = self.multiply(rows)
+        y = self.multiply(F.pad(x, (0, self.padding)) if self.padding else x.contiguous())
         if y.shape[1] > self.outputs:
             y = y[:, : self.outputs]
-        if self.bias is None:
-            return y.to(x.dtype)
-        return self.bias + (y if x.dtype == torch.float32 else y.to(x.dtype))
+        return y.to(x.dtype)
 
 
 class Int8Linear(QuantizedLinear):
@@ -69,11 +82,15 @@ class Int8Linear(QuantizedLinear):
         self.register_buffer("weight", integers.contiguous())  # (outputs, inputs)
         self.register_buffer("scale", scale[:, 0].contiguous())  # (outputs,)
 
+    def kernel(self) -> Function:
+        weight, scale, kernel = self.weight, self.scale, torch._weight_int8pack_mm
+        return lambda rows: kernel(rows.bfloat16(), weight, scale).float()
+
     def multiply(self, rows: Tensor) -> Tensor:
         if len(rows) <= FEW_ROWS:
-            return torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale)
-        whole = self.weight * self.scale.to(rows.dtype)[:, None]
-        return F.linear(rows.bfloat16().to(rows.dtype), whole)
+            return super().multiply(rows)
+        whole = self.weight * self.scale.float()[:, None]
+        return F.linear(rows.bfloat16().float(), whole, self.bias)
 
 
 class Int4Linear(QuantizedLinear):
@@ -94,8 +111,9 @@ class Int4Linear(QuantizedLinear):
         both = torch.stack([scale, middle], dim=2).transpose(0, 1)  # (groups, outputs, 2)
         self.register_buffer("scale", both.contiguous())
 
-    def multiply(self, rows: Tensor) -> Tensor:
-        return torch._weight_int4pack_mm_for_cpu(rows.bfloat16(), self.weight, GROUP, self.scale)
+    def kernel(self) -> Function:
+        weight, scale, kernel = self.weight, self.scale, torch._weight_int4pack_mm_for_cpu
+        return lambda rows: kernel(rows.bfloat16(), weight, GROUP, scale).float()
 
 
 class DynamicInt4Linear(QuantizedLinear):
@@ -114,8 +132,9 @@ class DynamicInt4Linear(QuantizedLinear):
         packed = torch.ops.aten._dyn_quant_pack_4bit_weight(pairs, scale, None, *self.sizes)
         self.register_buffer("weight", packed)
 
-    def multiply(self, rows: Tensor) -> Tensor:
-        return torch.ops.aten._dyn_quant_matmul_4bit(rows.float(), self.weight, *self.sizes)  # type: ignore[no-any-return]
+    def kernel(self) -> Function:
+        weight, sizes, kernel = self.weight, self.sizes, torch.ops.aten._dyn_quant_matmul_4bit
+        return lambda rows: kernel(rows.float(), weight, *sizes)
 
 
 def quantize(model: Model, bits: int) -> None:
