@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from nanolm.model.base import Model, Network
-from nanolm.model.fast import cpu_decoding
+from nanolm.model.fast.cpu_decoding import OneRow
+from nanolm.model.fast.native.decoding import NativeOneRow
 from nanolm.model.seq2seq import Memory, Seq2Seq
 
 PREFILL_TOKENS = 32_768  # prompt tokens, padding included, in one forward pass
@@ -134,8 +135,9 @@ class CachedDecoder(Decoder):
 
                     if OneToken.supports(model, self.memory):
                         self.steps[rows] = OneToken(model, self.memory, rows)
-            elif where == "cpu" and rows == 1 and cpu_decoding.OneRow.supports(model, self.memory):
-                self.steps[rows] = cpu_decoding.OneRow(model, self.memory)
+            elif where == "cpu" and rows == 1 and OneRow.supports(model, self.memory):
+                kind = NativeOneRow if NativeOneRow.supports(model) else OneRow
+                self.steps[rows] = kind(model, self.memory)
         return self.steps[rows]
 
     def select(self, rows: Tensor) -> None:

@@ -6,14 +6,20 @@ from typing import Any, get_args
 import pytest
 import torch
 from models import PUBLISHED_FAMILIES, SCALINGS, every_gpt, gpt_config, lively
+from torch import nn
 
 from nanolm.generation.batch import Batch, BatchRow
 from nanolm.generation.decoding import CachedDecoder, NaiveDecoder, first_visible
 from nanolm.generation.sampler import Sampler
 from nanolm.generation.sampling_params import SamplingParams
+from nanolm.model.adapters import Adapters
 from nanolm.model.base import Model
 from nanolm.model.config import FAMILIES, ModelConfig, Positions, configure
+from nanolm.model.fast import native
 from nanolm.model.fast.cpu_decoding import OneRow
+from nanolm.model.fast.native.decoding import NativeOneRow
+from nanolm.model.fast.quantized import quantize
+from nanolm.planning.tuning import threads_for
 from nanolm.text.tokenizer import train_tokenizer
 
 CONTEXT = 12
@@ -27,6 +33,8 @@ CONFIGS: dict[str, ModelConfig] = {family: configure(family, **SHAPE) for family
     for positions in get_args(Positions)
     for place in ("pre", "post")
 }
+
+needs_compiler = pytest.mark.skipif(not native.available(), reason="there is no C compiler")
 
 
 def model_of(kind: str) -> Model:
@@ -83,7 +91,9 @@ def test_together_is_one_by_one(kind: str, params: SamplingParams) -> None:
     assert written(NaiveDecoder, model, prompts, params) == alone
 
 
-def test_one_row_on_a_cpu() -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", [OneRow, pytest.param(NativeOneRow, marks=needs_compiler)])
+def test_one_row_on_a_cpu(kind: type[OneRow | NativeOneRow], threads: int) -> None:
     """It gives the same logits with fewer operations, for most models."""
     ids = torch.randint(11, (1, 8), generator=torch.Generator().manual_seed(1))
     taken = 0
@@ -97,14 +107,47 @@ def test_one_row_on_a_cpu() -> None:
             continue
         taken += 1
         quick.use(1)
-        step = OneRow(model, quick)
-        with torch.inference_mode():
+        with torch.inference_mode(), threads_for(threads):
+            step = kind(model, quick)
             for id in ids[0]:
                 expected = model(id.expand(3, 1), plain)[:1, -1]
                 torch.testing.assert_close(step(id[None, None]), expected, rtol=1e-4, atol=1e-4)
     assert taken > len(every) / 2
     decoder = CachedDecoder(model_of("modern"), 1, 5)
-    assert isinstance(decoder.fused(1), OneRow)
+    assert isinstance(decoder.fused(1), NativeOneRow if native.available() else OneRow)
+
+
+@needs_compiler
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("family", ["modern", "gpt2"])
+@pytest.mark.parametrize("dim", [64, 40])
+def test_one_row_with_quantized_weights(family: str, dim: int, bits: int) -> None:
+    model: Any = lively(configure(family, **SHAPE | {"dim": dim}), std=0.4)
+    quantize(model, bits)
+    plain, quick = (model.init_cache(1, 10) for _ in range(2))
+    assert NativeOneRow.supports(model)
+    with torch.inference_mode(), threads_for(1):
+        step = NativeOneRow(model, quick)
+    with torch.inference_mode(), threads_for(3):  # as many as it has memory for
+        for id in range(200, 208):
+            ids = torch.tensor([[id]])
+            expected = model(ids, plain)[:, -1]
+            # torch's 8-bit layers round their inputs to bfloat16.
+            assert (step(ids) - expected).norm() < 0.02 * expected.norm()
+
+
+@needs_compiler
+def test_layers_with_adapters_are_not_read_in_c() -> None:
+    model: Any = model_of("modern")
+    assert NativeOneRow.supports(model)
+    adapters = Adapters(model)
+    for matrix in adapters.up.values():
+        nn.init.normal_(matrix)
+    assert not NativeOneRow.supports(model)
+    plain, quick = (model.init_cache(1, 10) for _ in range(2))
+    with torch.inference_mode():
+        ids, step = torch.tensor([[5]]), OneRow(model, quick)
+        torch.testing.assert_close(step(ids), model(ids, plain)[:, -1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("context", [1, 2, 3, 24])

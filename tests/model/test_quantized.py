@@ -10,22 +10,25 @@ from torch import nn
 
 from nanolm.errors import UsageError
 from nanolm.model.config import configure
-from nanolm.model.fast import quantized
+from nanolm.model.fast import native, quantized
 from nanolm.model.fast.quantized import (
     FEW_ROWS,
+    OUR_FEW_ROWS,
     DynamicInt4Linear,
     Int4Linear,
     Int8Linear,
+    NativeInt4Linear,
     QuantizedLinear,
     int4_kind,
     quantize,
     works,
 )
 
-KINDS: dict[Any, float] = {Int8Linear: 0.2, Int4Linear: 1.0, DynamicInt4Linear: 1.0}
+FOUR_BITS = [Int4Linear, DynamicInt4Linear] + [NativeInt4Linear] * native.available()
+KINDS: dict[Any, float] = {Int8Linear: 0.2, **dict.fromkeys(FOUR_BITS, 1.0)}
 
 
-@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1, 70])
+@pytest.mark.parametrize("rows", [1, OUR_FEW_ROWS, FEW_ROWS, FEW_ROWS + 1, 70])
 @pytest.mark.parametrize("inputs", [24, 96])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", KINDS)
@@ -46,7 +49,8 @@ def test_nearly_what_the_layer_gives(
     assert ((found.float() - expected).abs() / usual).max() < KINDS[kind]
 
 
-def test_4_bits_by_hand() -> None:
+@pytest.mark.parametrize("kind", [kind for kind in FOUR_BITS if kind is not DynamicInt4Linear])
+def test_4_bits_by_hand(kind: type[QuantizedLinear]) -> None:
     """Each group of 32 weights has 16 values at equal distances, which are exact if they fit."""
     torch.manual_seed(0)
     groups = torch.randint(16, (64, 3, 32)).float()
@@ -56,8 +60,11 @@ def test_4_bits_by_hand() -> None:
     layer = nn.Linear(96, 64, bias=False)
     with torch.no_grad():
         layer.weight.copy_((scale * (groups + low)).flatten(1))
-        columns = Int4Linear(layer)(torch.eye(96)[:, None])[:, 0]  # (inputs, outputs)
-    assert torch.equal(columns.T, layer.weight)
+        quick, inputs = kind(layer), torch.eye(96)
+        for few in (inputs[:, None], inputs[None]):  # one row at a time, and many
+            assert torch.equal(
+                torch.cat([quick(x) for x in few.split(1)]).view(96, 64).T, layer.weight
+            )
 
 
 def test_weights_that_are_all_equal() -> None:
@@ -65,7 +72,7 @@ def test_weights_that_are_all_equal() -> None:
     for value in (0.0, -1.5):
         with torch.no_grad():
             layer.weight.fill_(value)
-            for kind in (Int8Linear, Int4Linear):
+            for kind in {Int8Linear, *FOUR_BITS} - {DynamicInt4Linear}:
                 found = kind(layer)(torch.ones(1, 1, 64))
                 torch.testing.assert_close(
                     found, torch.full_like(found, 64 * value), rtol=0.02, atol=0
@@ -83,8 +90,8 @@ def test_a_kernel_that_fails_or_is_wrong_is_not_chosen(monkeypatch: pytest.Monke
 
     assert not works(Fails) and not works(Wrong) and works(Int8Linear)
     for first, other, expected in ((Fails, Int8Linear, Int8Linear), (Wrong, Fails, None)):
-        monkeypatch.setattr(quantized, "Int4Linear", first)
-        monkeypatch.setattr(quantized, "DynamicInt4Linear", other)
+        for name, kind in (("Native", Fails), ("", first), ("Dynamic", other)):
+            monkeypatch.setattr(quantized, f"{name}Int4Linear", kind)
         int4_kind.cache_clear()
         if expected:
             assert int4_kind() is expected

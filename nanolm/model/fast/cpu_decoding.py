@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from nanolm.model.cache import KVCache
 from nanolm.model.config import Switches, unsupported
-from nanolm.model.fast.quantized import Function, QuantizedLinear
+from nanolm.model.fast.quantized import Function, QuantizedLinear, is_plain
 from nanolm.model.fast.training import FUSED_ATTENTION, FUSED_BLOCKS
 from nanolm.model.gpt import GPT, NONLINEARITIES, Attention, RMSNorm
 
@@ -107,7 +107,7 @@ def attention_step(layer: Attention) -> Callable[..., Tensor]:
 def product(layer: nn.Module) -> Function:
     if isinstance(layer, QuantizedLinear) and not layer.is_padded:
         return layer.product()
-    if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
+    if is_plain(layer):
         return partial(F.linear, weight=layer.weight, bias=layer.bias)
     return layer
 

@@ -9,19 +9,22 @@ head keeps 8 bits. The embedding is unchanged: a token reads only one row. All k
 import platform
 from collections.abc import Callable
 from functools import cache
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanolm.errors import UsageError
-from nanolm.model.base import Model
+from nanolm.model.base import Model, StackedLinear
+from nanolm.model.fast import native
 
 GROUP = 32  # weights that share a 4-bit scale
 # The sizes of a matrix are padded with zeros: the 8-bit kernel reads out of bounds with 24 inputs,
 # and on Arm the 4-bit one uses a single thread unless each thread has a multiple of 8 outputs.
 INPUTS, OUTPUTS = 32, 64
 FEW_ROWS = 64  # with more, unpacking 8-bit weights once is faster than the kernel (measured)
+OUR_FEW_ROWS = 16  # the same for our 4-bit kernel (measured)
 SMALLEST = 1e-30  # scale
 LARGEST_ERROR = 0.3  # of a kernel that works, relative to the output; about 0.1 is normal
 
@@ -116,6 +119,39 @@ class Int4Linear(QuantizedLinear):
         return lambda rows: kernel(rows.bfloat16(), weight, GROUP, scale).float()
 
 
+class NativeInt4Linear(QuantizedLinear):
+    """Weights from 0 to 15 times the scale of their group, plus its minimum, for our own kernel."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def pack(self, weight: Tensor) -> None:
+        groups = weight.unflatten(1, (-1, GROUP))  # (outputs, groups, GROUP)
+        low, high = groups.amin(dim=2), groups.amax(dim=2)
+        both = torch.stack([((high - low) / 15).clamp(min=SMALLEST), low], dim=2).bfloat16()
+        scale, low = (part[..., None].float() for part in both.unbind(dim=2))
+        integers = ((groups - low) / scale).round().clamp(0, 15).to(torch.uint8)
+        first, second = integers.chunk(2, dim=2)
+        self.register_buffer("weight", (first | second << 4).flatten(1))  # (outputs, inputs / 2)
+        self.register_buffer("scale", both)  # (outputs, groups, 2)
+
+    def kernel(self) -> Function:
+        outputs = len(self.weight)
+        matrix = torch.tensor(native.matrix(self.weight, self.scale, None, outputs, bits=4))
+
+        def multiply(rows: Tensor) -> Tensor:
+            rows = rows.float()
+            if len(rows) > OUR_FEW_ROWS:
+                whole = rows.new_empty(outputs, rows.shape[1])
+                native.call("unpack", matrix, whole)
+                return F.linear(rows, whole)
+            out = rows.new_empty(len(rows), outputs)
+            native.call("multiply", matrix, rows, len(rows), out)
+            return out
+
+        return multiply
+
+
 class DynamicInt4Linear(QuantizedLinear):
     """Weights from -8 to 7 times the scale of their group; inputs are rounded to 8 bits. Fast on
     Arm processors."""
@@ -147,12 +183,21 @@ def quantize(model: Model, bits: int) -> None:
                 setattr(module, name, (Int8Linear if layer is model.head else kind)(layer))
 
 
+def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether this is a linear layer in float32 that does nothing else."""
+    changed = "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks
+    return type(layer) in (nn.Linear, StackedLinear) and not changed
+
+
 @cache
 def int4_kind() -> type[QuantizedLinear]:
     """The fastest 4-bit layer that works here."""
-    kinds = [Int4Linear, DynamicInt4Linear]
-    on_arm = platform.machine().lower() in ("aarch64", "arm64")
-    for kind in reversed(kinds) if on_arm else kinds:
+    kinds: list[type[QuantizedLinear]] = [Int4Linear, DynamicInt4Linear]
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        kinds.reverse()
+    if native.available():
+        kinds.insert(0, NativeInt4Linear)
+    for kind in kinds:
         if works(kind):
             return kind
     raise UsageError("--int4: torch has no kernel for this processor; try --int8")

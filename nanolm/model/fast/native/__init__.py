@@ -1,4 +1,4 @@
-"""Kernels in C for everything between matrix products, for training on a CPU.
+"""Kernels in C for a CPU: for training, everything between matrix products, and a step of decoding.
 
     >>> swiglu(torch.randn(2, 5, 96, requires_grad=True)).shape
     torch.Size([2, 5, 48])
@@ -37,6 +37,20 @@ def call(name: str, *arguments: Any) -> None:
     kernels = library()
     assert kernels
     kernels[name](*given, ctypes.c_int(torch.get_num_threads()))
+
+
+def pointers(*tensors: Tensor | None) -> list[int]:
+    """For fields of a C structure; 0 is a null pointer."""
+    assert all(tensor is None or tensor.is_contiguous() for tensor in tensors)
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def matrix(
+    weight: Tensor, scale: Tensor | None, bias: Tensor | None, outputs: int, bits: int
+) -> list[int]:
+    """The fields of `struct matrix`, for weights of 32, 8 or 4 bits."""
+    inputs = weight.shape[1] * weight.itemsize * 8 // bits
+    return [*pointers(weight, scale, bias), inputs, outputs, bits]
 
 
 def empty_sums(like: Tensor, width: int) -> Tensor:

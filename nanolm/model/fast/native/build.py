@@ -14,7 +14,8 @@ from pathlib import Path
 from nanolm.errors import NanolmError
 from nanolm.machine import cache_folder
 
-SOURCES = [Path(__file__).with_name(name) for name in ("rows.h", "kernels.c", "attention.c")]
+NAMES = ("rows.h", "kernels.c", "attention.c", "decoding.c")
+SOURCES = [Path(__file__).with_name(name) for name in NAMES]
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 # The first that compiles. Without OpenMP, the kernels would use one thread, and torch is faster.
 VARIANTS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-fopenmp",))

@@ -69,17 +69,6 @@ static inline float inverse_size(const float *x, float epsilon, i64 width) {
     return 1.0f / sqrtf(squares / width + epsilon);
 }
 
-/* Rotates one head in place: by the positive angle, or by the negative one (sign = -1). */
-static inline void rotate(float *x, const float *cosines, const float *sines, float sign,
-                          i64 half) {
-    float *restrict left = x, *restrict right = x + half;
-    for (i64 i = 0; i < half; i++) {
-        float before = left[i], sine = sign * sines[i];
-        left[i] = before * cosines[i] - right[i] * sine;
-        right[i] = right[i] * cosines[i] + before * sine;
-    }
-}
-
 /* One head: RMSNorm if there are weights, then RoPE. */
 static inline void rotate_head(const float *x, const float *weight, const float *cosines,
                                const float *sines, float epsilon, i64 width, float *restrict out) {

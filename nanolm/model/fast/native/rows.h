@@ -1,4 +1,5 @@
-/* What all kernels use: rows split among threads, and an exponential that can be vectorized. */
+/* What several kernels use: rows split among threads, an exponential that can be vectorized, and
+   rotary positions. */
 
 #include <math.h>
 #include <stddef.h>
@@ -42,3 +43,14 @@ static inline float exponential(float x) {
 }
 
 static inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+/* Rotates one head in place: by the positive angle, or by the negative one (sign = -1). */
+static inline void rotate(float *x, const float *cosines, const float *sines, float sign,
+                          i64 half) {
+    float *restrict left = x, *restrict right = x + half;
+    for (i64 i = 0; i < half; i++) {
+        float before = left[i], sine = sign * sines[i];
+        left[i] = before * cosines[i] - right[i] * sine;
+        right[i] = right[i] * cosines[i] + before * sine;
+    }
+}
