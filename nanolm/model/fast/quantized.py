@@ -3,7 +3,8 @@
     >>> quantize(model, bits=4)  # in place; for sampling, not for training
 
 With 8 bits, each row of a matrix has its own scale. With 4 bits, every 32 weights have one, and the
-head keeps 8 bits. The embedding is unchanged: a token reads only one row. All kernels are torch's.
+head keeps 8 bits. The embedding is unchanged: a token reads only one row. The kernels are torch's,
+or ours for 4 bits if there is a C compiler.
 """
 
 import platform
