@@ -33,20 +33,15 @@ class NativeOneRow:
         shared = sum(map(padded, (config.dim, q + 2 * kv, q, config.hidden)))
         room = padded(config.dim) + padded(length)  # of each thread
         scratch = torch.zeros(shared + threads * room)
-        pointers = native.pointers(layers, model.token_embedding.weight, *tables)
+        tensors = native.pointers(layers, model.token_embedding.weight, *tables)
         numbers = [
-            *(
-                *pointers,
-                *norm(model.norm),
-                *matrix(model.head),
-                *native.pointers(scratch),
-                room,
-                threads,
-            ),
-            *(config.layers, config.dim, config.heads, config.kv_heads, width, config.hidden),
-            *(length, list(NONLINEARITIES).index(config.feed_forward), config.norm == "layer"),
+            *(*tensors, *norm(model.norm), *matrix(model.head), *native.pointers(scratch)),
+            *(room, threads, config.layers, config.dim, config.heads, config.kv_heads, width),
+            *(config.hidden, length, list(NONLINEARITIES).index(config.feed_forward)),
+            config.norm == "layer",
             torch.tensor(config.norm_epsilon, dtype=torch.float64).view(torch.int64).item(),
         ]
+        self.length, self.vocab_size = length, config.vocab_size
         self.numbers, self.kept = torch.tensor(numbers), (layers, scratch, tables)
 
     @staticmethod
@@ -56,8 +51,9 @@ class NativeOneRow:
         return native.available() and all(map(bits, linear))
 
     def __call__(self, ids: Tensor) -> Tensor:
-        logits = torch.empty(1, self.model.config.vocab_size)
-        native.call("decode", self.numbers, int(ids), self.cache.longest, logits)
+        id, position, logits = int(ids), self.cache.longest, torch.empty(1, self.vocab_size)
+        assert 0 <= id < self.vocab_size and position < self.length  # C would read on
+        native.call("decode", self.numbers, id, position, logits)
         self.cache.advance(1)
         return logits
 
