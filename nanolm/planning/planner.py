@@ -285,9 +285,9 @@ def choose_optimizer(
     if steps is None and estimate is not None:
         steps = estimate.steps
         if estimate.passes >= recipe.MOST_PASSES:
-            reason = f"{recipe.MOST_PASSES} epochs; more would not help"
-            plan.choose("steps", steps, reason)
             choose_teachers(plan, text, estimate, left)
+        if plan.settings.teachers and estimate.passes >= recipe.MOST_PASSES:
+            plan.choose("steps", steps, f"{recipe.MOST_PASSES} epochs; more would not help")
         elif plan.settings.teachers:
             plan.choose("steps", steps, "for each teacher")
         elif estimate.passes >= recipe.MANY_PASSES:  # the machine may become faster
@@ -331,8 +331,8 @@ def choose_optimizer(
 
 
 def most_steps(text: TextStats, step_tokens: int) -> tuple[int, str]:
-    steps = math.ceil(recipe.MOST_PASSES * text.tokens / step_tokens)
-    return steps, f"at most {recipe.MOST_PASSES} epochs, if time allows"
+    steps = math.ceil(recipe.SPARE_PASSES * text.tokens / step_tokens)
+    return steps, f"at most {recipe.SPARE_PASSES} epochs, if time allows"
 
 
 def choose_teachers(plan: Plan, text: TextStats, estimate: SizeEstimate, left: float) -> None:

@@ -27,6 +27,7 @@ FULL_PULL_PARAMETERS = 1e7  # a smaller model overfits less, and needs less weig
 PULL_SIZE_EXPONENT = 0.4  # times (parameters / 10 million) ** 0.4
 LEAST_DECAY = 0.1  # weight decay for a single pass
 MOST_PASSES = 20  # more do not help, whatever the weight decay
+SPARE_PASSES = 24  # they do no harm either, if there is time but not for another model
 MANY_PASSES = 10  # from here on, dropout helps too
 DROPOUT = 0.1
 HUNDREDS_OF_PASSES = 40  # as over a tiny text: from here on, more dropout helps
@@ -42,7 +43,7 @@ LIGHT_PULL = 1.5  # learning rate * weight decay * steps below that size
 STRONG_PULL = 0.1  # learning rate * weight decay above it, against memorizing
 TINY_CONTEXT = 16  # tokens; with more, the model memorizes whole sentences
 TINY_BATCH = 64
-MUON_PRODUCTS = 15  # matrix multiplications to orthogonalize one update
+MUON_POLYNOMIALS = 3  # of three products each, to orthogonalize one update
 CONTINUED_RATE = 0.15  # of the learning rate, for a pretrained model
 LORA_RATE = 1e-3  # the learning rate of LoRA adapters; 12 million parameters diverge at 1e-2
 LORA_CLASSIFIER_RATE = 3e-4
@@ -69,7 +70,8 @@ def optimizer(config: ModelConfig, batch: int) -> tuple[str, str]:
         return "adamw", "recurrent layers"
     wide = config.hidden / config.dim
     inner = 3 if config.feed_forward == "swiglu" else 2
-    products = config.layers * config.dim**3 * (4 + inner * (1 + 2 * wide) / 3) * 2 * MUON_PRODUCTS
+    sides = MUON_POLYNOMIALS * (4 * (2 + 1) + inner * (2 * wide + 1))
+    products = 2 * sides * config.layers * config.dim**3
     share = products / (6 * non_embedding_parameters(config) * batch * config.context)
     if share > MOST_MUON_SHARE:
         return "adamw", f"Muon's updates would take {share:.1f} times as long as the rest of a step"

@@ -44,9 +44,11 @@ CURVE_FACTOR, CURVE_EXPONENT, CURVE_BITS = 0.106, 0.4, 1.5
 # same effect.
 # Text made by rules gains most from the decay, which no trend shows, so until then a forecast in
 # the range TOO_HIGH is ignored.
-EARLY = 0.38  # progress up to which the trend says less than the plan
+EARLY, LATER = 0.1, 0.38  # progress between which the trend says more and more; then all
+FAR = 0.15  # in logs: if the trend is so far from the plan, the plan was wrong
 TREND, TREND_PER_PASS = 0.61, 0.082  # the latter times log(1 + passes)
 DECAY_GAIN, NOISE_GAIN = 0.076, 0.317  # in nats per token; the latter without an EMA
+USUAL_TOKEN = 2.4  # bytes; shorter tokens, such as characters, gain less in proportion
 FULLY_AVERAGED = 0.1  # an EMA over this share of the steps leaves no noise
 MOST_GAIN = 0.7  # in logs, of a loss near zero
 TOO_HIGH, LATE = (1.1, 3.0), 1 - 0.65 * DECAY  # times the plan; up to this progress
@@ -101,11 +103,17 @@ class Forecast:
         flatter = max(0.0, TREND - TREND_PER_PASS * math.log1p(self.passes))
         trend = flatter * min(0.0, slope) * math.log(1 / progress)
         noise = max(0.0, 1 - averaged / FULLY_AVERAGED)
-        gain = min(MOST_GAIN, (DECAY_GAIN + NOISE_GAIN * noise) / max(loss, 1e-9))
+        token = loss / max(measured * math.log(2), 1e-9)  # bytes
+        gain = (DECAY_GAIN + NOISE_GAIN * noise) * min(1.0, token / USUAL_TOKEN)
+        gain = min(MOST_GAIN, gain / max(loss, 1e-9))
         left = min(1.0, (1 - progress) / DECAY)
         bits = measured * math.exp(left * (trend - gain))
         too_high = TOO_HIGH[0] < bits / planned < TOO_HIGH[1]
-        return planned if too_high and progress < LATE else bits
+        if too_high and progress < LATE:
+            return planned
+        apart = math.log(bits / planned)
+        trust = max((progress - EARLY) / (LATER - EARLY), abs(apart) / FAR)
+        return planned * math.exp(min(1.0, trust) * apart)
 
     def at(self, steps: float, parameters: int, size: int) -> "Forecast":
         """The forecast for another number of steps, on a text of `size` bytes."""

@@ -1,16 +1,17 @@
-"""Muon: updates each matrix by its momentum, with all singular values made equal.
+"""Muon: updates each matrix by its momentum, with all singular values made about equal.
 
     >>> orthogonalize(torch.randn(24, 384, 384))  # 24 matrices at a time
 
 A gradient is large along a few directions that drown out the others; an update that is equally
-large along all of them learns more. The Newton-Schulz iteration computes it for all matrices of a
-shape at once, because launch overhead would otherwise dominate. A parameter can hold several
-stacked matrices (queries, keys and values; gate and up), and each gets its own update.
+large along all of them learns more. Odd polynomials of a matrix, applied to all matrices of a shape
+at once, bring its singular values near 1. A parameter can hold several stacked matrices (queries,
+keys and values; gate and up), and each gets its own update.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,11 +19,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanolm.training.distributed import local_tensor
 from nanolm.training.optim import BaseOptimizer, split_evenly
 
 MOMENTUM = 0.9
-ITERATIONS = 4  # of Newton-Schulz; a fifth was no better
-A, B, C = 3.4445, -4.7750, 2.0315  # polynomial coefficients, steepest at zero (Keller Jordan)
+# Coefficients of x, x^3 and x^5, best for singular values from 0.01 to 1: each polynomial brings
+# the results of the one before as close to 1 as possible (Polar Express).
+POLYNOMIALS = ((8.0934, -23.6205, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526))
+LARGEST = 1.02  # times the bound on the eigenvalues, because bfloat16 rounds
+TINY, SMALLEST = 1e-18, 1e-6
 EPSILON = 1e-7
 ADAM_RMS = 0.2  # the typical RMS of Adam's updates, so that both can share one learning rate
 Tensors = Sequence[Tensor]
@@ -30,7 +35,7 @@ Tensors = Sequence[Tensor]
 
 class Muon(BaseOptimizer):
     """Orthogonalized momentum. The "rows" of a group are those of the matrices in each parameter.
-    Overwrites the gradients, which are no longer needed."""
+    May overwrite the gradients, which are no longer needed."""
 
     moments = ("momentum",)
 
@@ -43,54 +48,87 @@ class Muon(BaseOptimizer):
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         for group, batch in zip(self.param_groups, self.batches, strict=True):
-            parameters, gradients, momenta, lr = self.momentum_inputs(group)
-            if not gradients:
+            given, lr = [p for p in group["params"] if p.grad is not None], group["lr"]
+            if self.found_inf is not None and isinstance(lr, Tensor):
+                lr = lr * (1 - self.found_inf)
+            elif self.found_inf is not None and self.found_inf.item():
                 continue
-            torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
-            torch._foreach_lerp_(gradients, momenta, MOMENTUM)  # Nesterov momentum
-            if group["weight_decay"]:
-                torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
-            batch.add_updates(parameters, gradients, lr)
+            if not given:
+                continue
+            directions = self.directions(given)
+            parameters = [local_tensor(p) for p in given]
+            batch.add_updates(parameters, directions, lr, 1 - lr * group["weight_decay"])
+
+    def directions(self, parameters: Tensors) -> Tensors:
+        """Update the momenta, and return the Nesterov momenta. If `found_inf`, the momenta stay as
+        they are, and the directions are finite: nothing waits for a GPU."""
+        gradients = [local_tensor(p.grad) for p in parameters]  # type: ignore[arg-type]
+        momenta = [local_tensor(self.state[p]["momentum"]) for p in parameters]
+        if kernels := kernels_for(momenta[0]):
+            factors = self.grad_scale, self.found_inf
+            pairs = zip(gradients, momenta, strict=True)
+            return [kernels.nesterov(*pair, *factors, MOMENTUM) for pair in pairs]
+        if self.grad_scale is not None:
+            torch._foreach_div_(gradients, self.grad_scale)
+        if self.found_inf is not None:
+            for momentum, gradient in zip(momenta, gradients, strict=True):
+                gradient.copy_(torch.where(self.found_inf > 0, momentum, gradient))
+        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+        torch._foreach_lerp_(gradients, momenta, MOMENTUM)
+        return gradients
+
+
+def kernels_for(like: Tensor) -> Any:
+    """The module of kernels for a GPU, or None."""
+    if not like.is_cuda:
+        return None
+    try:
+        kernels = import_module("nanolm.training.muon_kernels")
+    except ImportError:  # no Triton
+        return None
+    return kernels if kernels.available() else None
 
 
 @dataclass(frozen=True)
 class MatrixView:
     parameter: int
     rows: slice
-    tall: bool  # more rows than columns; the transpose is cheaper
 
     def of(self, tensors: Tensors) -> Tensor:
-        matrix = tensors[self.parameter][self.rows]
-        return matrix.mT if self.tall else matrix
+        return tensors[self.parameter][self.rows]
 
 
 class MatrixBatch:
     """The matrices of some parameters, grouped by shape."""
 
     def __init__(self, parameters: Tensors, rows: Sequence[Sequence[int]]) -> None:
-        self.shapes: dict[tuple[int, int], list[MatrixView]] = {}  # tall ones first
+        self.shapes: dict[tuple[int, int], list[MatrixView]] = {}
         for number, (parameter, counts) in enumerate(zip(parameters, rows, strict=True)):
             first, columns = 0, parameter.shape[1]
             for count in counts:
-                shape = (min(count, columns), max(count, columns))
-                view = MatrixView(number, slice(first, first + count), count > columns)
-                self.shapes.setdefault(shape, []).append(view)
+                view = MatrixView(number, slice(first, first + count))
+                self.shapes.setdefault((count, columns), []).append(view)
                 first += count
-        for views in self.shapes.values():
-            views.sort(key=lambda view: not view.tall)
 
-    def add_updates(self, parameters: Tensors, directions: Tensors, lr: float | Tensor) -> None:
-        """Move the parameters against the orthogonalized directions."""
-        for views, updates in self.updates(directions, lr):
-            torch._foreach_add_([view.of(parameters) for view in views], updates.unbind())
+    def add_updates(self, parameters: Tensors, directions: Tensors, lr: Any, kept: Any) -> None:
+        """Multiply the parameters by `kept` and move them against the directions."""
+        for views, updates, sizes in self.updates(directions):
+            moved, rates = [view.of(parameters) for view in views], lr * sizes
+            if kernels := kernels_for(updates):
+                for matrix, update, rate in zip(moved, updates, rates, strict=True):
+                    kernels.multiply_add_(matrix, kept, update, rate)
+            else:
+                torch._foreach_mul_(moved, kept)
+                torch._foreach_add_(moved, (updates * rates).unbind())
 
-    def updates(self, directions: Tensors, lr: Any) -> Iterator[tuple[list[MatrixView], Tensor]]:
-        """The updates to add, one shape at a time."""
-        for (_, longer), views in self.shapes.items():
+    def updates(self, directions: Tensors) -> Iterator[tuple[list[MatrixView], Tensor, Tensor]]:
+        """The updates, one shape at a time, and what to multiply them by besides lr: numbers
+        for matrices or their rows, (count, 1 or rows, 1)."""
+        for (rows, columns), views in self.shapes.items():
             update = orthogonalize(torch.stack([view.of(directions) for view in views]))
-            if tall := sum(view.tall for view in views):
-                equalize_(update[:tall])
-            yield views, update.to(directions[0].dtype) * (-ADAM_RMS * math.sqrt(longer) * lr)
+            size = -ADAM_RMS * math.sqrt(max(rows, columns))
+            sizes = size * torch.ones_like(update[:, :1, :1], dtype=at_least_float32(update))
+            yield views, update, sizes * equal_rows(update) if rows > columns else sizes
 
 
 class DistributedMatrixBatch:
@@ -112,12 +150,13 @@ class DistributedMatrixBatch:
         each = -(-rows // len(self.ranks))
         return max(0, min(each, rows - rank * each)) if self.sharded else rows
 
-    def add_updates(self, parameters: Tensors, directions: Tensors, lr: float | Tensor) -> None:
+    def add_updates(self, parameters: Tensors, directions: Tensors, lr: Any, kept: Any) -> None:
+        torch._foreach_mul_(list(parameters), kept)
         full = self.gather_rows(directions) if self.sharded else [directions[n] for n in self.mine]
         updates = [torch.empty_like(each) for each in full]
-        for views, some in self.batch.updates(full, lr):
-            for view, update in zip(views, some, strict=True):
-                view.of(updates).copy_(update)
+        for views, some, its_sizes in self.batch.updates(full):
+            for view, update, rate in zip(views, some, lr * its_sizes, strict=True):
+                view.of(updates).copy_(update * rate)
         for number, update in self.spread(updates, directions[0]):
             parameters[number].add_(update)
 
@@ -168,21 +207,63 @@ def all_to_all(sent: list[Tensor], sizes: list[int]) -> tuple[Tensor, ...]:
     return tuple(got.split(sizes))
 
 
-def orthogonalize(matrices: Tensor, iterations: int = ITERATIONS) -> Tensor:
-    """Bring all singular values of (count, rows, columns) to about 1; with rows <= columns."""
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Bring all singular values of (count, rows, columns) to about 1; zeros stay zero."""
     x = matrices.to(torch.bfloat16) if matrices.is_cuda else matrices
-    sizes = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
-    x = x / (sizes + EPSILON).to(x.dtype)
-    for _ in range(iterations):
-        gram = x @ x.mT  # (count, rows, rows)
-        polynomial = torch.baddbmm(gram, gram, gram, beta=B, alpha=C)
-        x = torch.baddbmm(x, polynomial, x, beta=A)
+    tall = x.shape[1] > x.shape[2]
+    for number, (a, b, c) in enumerate(POLYNOMIALS):
+        short = x.mT if tall else x  # its Gram matrix is the smaller one
+        gram = symmetric_product(short, short)
+        if number == 0:
+            x, even = scaled(x, gram, b, c)
+        else:
+            even = symmetric_product(gram, gram, c, gram, b)
+        x = torch.baddbmm(x, *((x, even) if tall else (even, x)), beta=a)
     return x
 
 
-def equalize_(matrices: Tensor) -> None:
-    """Give all columns of (count, rows, columns) the same norm, keeping that of each matrix. The
-    columns of a transposed tall matrix are its rows: the weights of one hidden unit each."""
-    norms = torch.linalg.vector_norm(matrices, dim=1, keepdim=True)  # (count, 1, columns)
-    mean = norms.square().mean(dim=2, keepdim=True).sqrt()
-    matrices.mul_(mean / (norms + EPSILON))
+def scaled(x: Tensor, gram: Tensor, b: float, c: float) -> tuple[Tensor, Tensor]:
+    """The matrices divided by bounds of their largest singular values, and b G + c G^2 with their
+    new Gram matrices G."""
+    dtype = at_least_float32(x)
+    sizes = 1 / (gram.diagonal(dim1=1, dim2=2).to(dtype).sum(dim=1)[:, None, None] + TINY)
+    square = symmetric_product(gram, gram, sizes**2)
+    # No eigenvalue of gram * sizes is larger than this norm's root, and it is much closer to the
+    # largest one than their sum, 1, is.
+    norm = torch.linalg.matrix_norm(square, keepdim=True, dtype=dtype)
+    largest: Tensor = (LARGEST * norm.sqrt()).clamp(min=SMALLEST)
+    sizes /= largest
+    x = x * sizes.sqrt().to(x.dtype)
+    if kernels := kernels_for(gram):
+        return x, kernels.combined(gram, square, b * sizes, c / largest**2)
+    return x, (b * sizes * gram + c / largest**2 * square).to(x.dtype)
+
+
+def symmetric_product(
+    x: Tensor,
+    y: Tensor,
+    scale: float | Tensor = 1.0,
+    other: Tensor | None = None,
+    other_scale: float = 0.0,
+) -> Tensor:
+    """scale * x @ y.mT + other_scale * other, which must be symmetric, so that a kernel can compute
+    half of it. The scale may be one for each matrix, (count, 1, 1)."""
+    if (kernels := kernels_for(x)) and kernels.fits(x, y):
+        half: Tensor = kernels.symmetric_product(x, y, scale, other, other_scale)
+        return half
+    if other is None:
+        return (scale * (x @ y.mT)).to(x.dtype)
+    return torch.baddbmm(other, x, y.mT, beta=other_scale, alpha=scale)  # type: ignore[arg-type]
+
+
+def equal_rows(matrices: Tensor) -> Tensor:
+    """Numbers (count, rows, 1) that give all rows of (count, rows, columns) the same norm, keeping
+    that of each matrix: in a tall matrix, a row has the weights of one hidden unit."""
+    dtype = at_least_float32(matrices)
+    norms: Tensor = torch.linalg.vector_norm(matrices, dim=2, keepdim=True, dtype=dtype)
+    mean: Tensor = norms.square().mean(dim=1, keepdim=True).sqrt()
+    return mean / (norms + EPSILON)
+
+
+def at_least_float32(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

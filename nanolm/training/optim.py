@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from nanolm.training.distributed import copy_full_tensor, local_tensor
+from nanolm.training.distributed import copy_full_tensor
 from nanolm.training.optimizers import OPTIMIZERS
 
 K = TypeVar("K")
@@ -38,23 +38,6 @@ class BaseOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter] = {n: torch.zeros_like(parameter) for n in self.moments}
-
-    def momentum_inputs(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        """Parameters with gradients, their gradients divided by `grad_scale`, momenta, learning
-        rate; empty lists if `found_inf`. To avoid waiting for a GPU, gradients are then set to the
-        momenta and the learning rate to 0, so that nothing changes."""
-        params, lr = [p for p in group["params"] if p.grad is not None], group["lr"]
-        gradients = [local_tensor(p.grad) for p in params]
-        momenta = [local_tensor(self.state[p][self.moments[0]]) for p in params]
-        if params and self.grad_scale is not None:
-            torch._foreach_div_(gradients, self.grad_scale)
-        if self.found_inf is not None and isinstance(lr, Tensor):
-            for momentum, gradient in zip(momenta, gradients, strict=True):
-                gradient.copy_(torch.where(self.found_inf > 0, momentum, gradient))
-            lr = lr * (1 - self.found_inf)
-        elif self.found_inf is not None and self.found_inf.item():
-            return [], [], [], lr
-        return [local_tensor(p) for p in params], gradients, momenta, lr
 
 
 class Optimizers:

@@ -156,7 +156,11 @@ def test_the_remaining_time_is_for_teachers(
     text, asked = a_text(200_000), replace(OPEN, minutes=300.0)
     alone = make_plan(replace(asked, teachers=0), text)
     plan = make_plan(asked, text)
-    assert plan.settings == replace(alone.settings, teachers=recipe.MOST_TEACHERS)
+    steps = plan.settings.steps
+    assert plan.settings == replace(alone.settings, teachers=recipe.MOST_TEACHERS, steps=steps)
+    assert steps and alone.settings.steps  # a single model may use the rest of the time
+    few, more = recipe.MOST_PASSES, recipe.SPARE_PASSES
+    assert alone.settings.steps == pytest.approx(steps * more / few, rel=0.01)
     assert make_plan(plan.settings, text).settings == plan.settings
     shown = next(choice for choice in plan.choices if choice.what == "teachers")
     assert f"{recipe.MOST_PASSES} epochs take " in shown.reason and "%" in shown.reason
@@ -290,7 +294,8 @@ def test_a_forecast_is_corrected_by_the_trend() -> None:
     assert flat > corrected(0.4, 2.1, 0.0, loss=3.0)  # which is the same number of nats per token
     assert corrected(0.4, 4.0, 0.0) == 2.0  # text made by rules
     assert corrected(0.4, 9.0, 0.0) > 7.0  # the plan was wrong
-    assert corrected(0.2, 9.0, 0.0) == 2.0  # too early
+    assert corrected(0.05, 2.1, 0.0) == 2.0  # too early
+    assert 2.0 > corrected(0.2, 2.1, 0.0) > corrected(0.3, 2.1, 0.0) > corrected(0.4, 2.1, 0.0)
     assert corrected(0.4, 1e-9, 0.0, loss=0.0) > 0  # a loss of zero
 
 
