@@ -4,7 +4,6 @@
 Measurement(what='training', shape='nano', value=61840.2, unit='tokens/s', of_peak=0.21)
 """
 
-import copy
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -16,21 +15,21 @@ from typing import Any
 import torch
 
 from nanolm.bench.costs import Profile, costs
-from nanolm.bench.llama_cpp import LlamaCpp, check_installed
+from nanolm.bench.llama_cpp import check_installed, llama_cpp
 from nanolm.bench.machine import ceilings, facts, peak_of, product
 from nanolm.bench.peers import Transformers
 from nanolm.bench.plain import Plain
+from nanolm.bench.process import RunnerProcess
+from nanolm.bench.sampling import SamplingRunner, whole_text
 from nanolm.bench.settings import LLAMA_CPP, BenchSettings
 from nanolm.bench.turns import OnThreads, Runner, RunnerT, fastest, medians, warm_up
 from nanolm.errors import UsageError
-from nanolm.generation.language_model import LanguageModel, Sample
-from nanolm.generation.sampling_params import SamplingParams
+from nanolm.generation.language_model import LanguageModel
 from nanolm.machine import available_threads, cache_folder
 from nanolm.model.base import Model
 from nanolm.model.build import build_model
 from nanolm.model.config import PRESETS, GPTConfig, ModelConfig, configure
 from nanolm.model.device import choose_device, choose_dtype, free_memory, use_fitting_threads
-from nanolm.model.fast.quantized import quantize
 from nanolm.model.gguf import why_not
 from nanolm.model.huggingface import save_model
 from nanolm.model.shapes import parameters_by_part
@@ -210,7 +209,7 @@ class PresetBench:
         if self.device == "cuda":
             rows[f"sampling, {SAMPLED_ROWS} rows"] = SAMPLED_ROWS
         runners: dict[str, Runner] = {
-            what: SamplingRunner(loaded, count, tokens) for what, count in rows.items()
+            what: SamplingRunner(loaded, count, whole_text(tokens)) for what, count in rows.items()
         }
         with ExitStack() as stack:
             stack.enter_context(threads_for(available_threads()))
@@ -240,36 +239,17 @@ def quantized_runners(
     loaded: LanguageModel, tokens: int, note: Note, stack: ExitStack
 ) -> dict[str, Runner]:
     """Sampling with 8-bit and 4-bit weights, and llama.cpp with the same model from a GGUF file,
-    until `stack` closes."""
+    each in its own process, until `stack` closes."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=cache_folder())))
     save_model(loaded.model, folder, loaded.tokenizer)
     runners: dict[str, Runner] = {}
     for bits, peer in QUANTIZED.items():
         file = folder / f"{peer}.gguf"
         export_gguf(str(folder), file, peer.lower(), note)
-        model = copy.deepcopy(loaded.model)
-        quantize(model, bits)
-        runners[f"sampling, int{bits}"] = SamplingRunner(
-            LanguageModel(model, loaded.tokenizer), 1, tokens
-        )
+        ours = RunnerProcess("nanolm.bench.sampling", folder=str(folder), tokens=tokens, bits=bits)
+        runners[f"sampling, int{bits}"] = stack.enter_context(closing(ours))
         prompt, counts = [loaded.tokenizer.end_of_text], {1, available_threads()}
-        made = (LlamaCpp(file, prompt, tokens, threads) for threads in counts)
+        made = (llama_cpp(file, prompt, tokens, threads) for threads in counts)
         peers = [stack.enter_context(closing(each)) for each in made]
         runners[f"{LLAMA_CPP}, {peer}"] = fastest(peers)
     return runners
-
-
-@dataclass(frozen=True)
-class SamplingRunner:
-    model: LanguageModel
-    rows: int
-    tokens: int
-
-    def step(self) -> None:
-        samples = [Sample("", number) for number in range(self.rows)]
-        params = SamplingParams(tokens=self.tokens, min_tokens=self.tokens, greedy=True)
-        for _ in self.model.stream(samples, params):
-            pass
-
-    def wait(self) -> None:
-        """Nothing to wait for: sampled tokens are complete."""

@@ -27,7 +27,7 @@ MOMENTUM = 0.9
 # the results of the one before as close to 1 as possible (Polar Express).
 POLYNOMIALS = ((8.0934, -23.6205, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526))
 LARGEST = 1.02  # times the bound on the eigenvalues, because bfloat16 rounds
-TINY, SMALLEST = 1e-18, 1e-6
+TINY, SMALLEST = 1e-18, 1e-6  # for matrices of zeros
 EPSILON = 1e-7
 ADAM_RMS = 0.2  # the typical RMS of Adam's updates, so that both can share one learning rate
 Tensors = Sequence[Tensor]
