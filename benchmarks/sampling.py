@@ -94,7 +94,8 @@ def on_cpu(folder: Path, prompt: list[int], new: int, stack: ExitStack) -> Cases
 
     ours = partial(process, "nanolm.bench.sampling", prompt=PROMPT)
     cases: Cases = {(f"nanolm, {way}", 1): ours(**how) for way, how in WAYS.items()}
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    paths = (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     theirs = process("transformers_sampling", prompt=prompt)
     cases["transformers, dynamic cache, greedy", 1] = theirs
     for bits, peer in {8: "q8_0", 4: "q4_0"}.items():

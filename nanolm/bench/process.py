@@ -26,7 +26,11 @@ class RunnerProcess:
         self.module, pipe = module, subprocess.PIPE
         command = module_command(module, json.dumps(arguments))
         self.process = subprocess.Popen(**command, stdin=pipe, stdout=pipe, text=True)
-        self.wait_until_ready()
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
 
     def step(self) -> None:
         assert self.process.stdin
@@ -38,7 +42,8 @@ class RunnerProcess:
     def wait_until_ready(self) -> None:
         assert self.process.stdout
         if not any(line.strip() == READY for line in self.process.stdout):
-            raise UsageError(f"the process of {self.module} stopped")
+            code = self.process.wait()
+            raise UsageError(f"the process of {self.module} stopped with exit code {code}")
 
     def wait(self) -> None:
         """Nothing to wait for."""
@@ -51,7 +56,8 @@ class RunnerProcess:
 def serve_steps(make: Callable[..., Callable[[], object]]) -> None:
     """In the process: run a step for every line of stdin."""
     step = make(**json.loads(sys.argv[1]))
-    os.write(STDOUT, f"{READY}\n".encode())
+    ready = f"\n{READY}\n".encode()  # libraries may have printed half a line
+    os.write(STDOUT, ready)
     for _ in sys.stdin:
         step()
-        os.write(STDOUT, f"{READY}\n".encode())
+        os.write(STDOUT, ready)

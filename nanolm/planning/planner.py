@@ -286,10 +286,10 @@ def choose_optimizer(
         steps = estimate.steps
         if estimate.passes >= recipe.MOST_PASSES:
             choose_teachers(plan, text, estimate, left)
-        if plan.settings.teachers and estimate.passes >= recipe.MOST_PASSES:
-            plan.choose("steps", steps, f"{recipe.MOST_PASSES} epochs; more would not help")
-        elif plan.settings.teachers:
-            plan.choose("steps", steps, "for each teacher")
+        if plan.settings.teachers:
+            capped = estimate.passes >= recipe.MOST_PASSES
+            reason = f"{recipe.MOST_PASSES} epochs; more would hardly help"
+            plan.choose("steps", steps, reason if capped else "for each teacher")
         elif estimate.passes >= recipe.MANY_PASSES:  # the machine may become faster
             plan.choose("steps", *most_steps(text, step_tokens))
     plan.fill(teachers=0)

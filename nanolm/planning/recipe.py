@@ -26,8 +26,8 @@ PULL, PULL_EXPONENT = 0.9, 1.2  # learning rate * weight decay * steps = 0.9 * p
 FULL_PULL_PARAMETERS = 1e7  # a smaller model overfits less, and needs less weight decay:
 PULL_SIZE_EXPONENT = 0.4  # times (parameters / 10 million) ** 0.4
 LEAST_DECAY = 0.1  # weight decay for a single pass
-MOST_PASSES = 20  # more do not help, whatever the weight decay
-SPARE_PASSES = 24  # they do no harm either, if there is time but not for another model
+MOST_PASSES = 20  # more hardly help, whatever the weight decay
+SPARE_PASSES = 24  # of a single model, if there is time left; they do no harm
 MANY_PASSES = 10  # from here on, dropout helps too
 DROPOUT = 0.1
 HUNDREDS_OF_PASSES = 40  # as over a tiny text: from here on, more dropout helps
@@ -47,7 +47,7 @@ MUON_POLYNOMIALS = 3  # of three products each, to orthogonalize one update
 CONTINUED_RATE = 0.15  # of the learning rate, for a pretrained model
 LORA_RATE = 1e-3  # the learning rate of LoRA adapters; 12 million parameters diverge at 1e-2
 LORA_CLASSIFIER_RATE = 3e-4
-MOST_MUON_SHARE = 1.0  # of the rest of a step; above it, AdamW is as good in the same time
+MOST_MUON_SHARE = 0.8  # of the rest of a step; above it, AdamW is as good in the same time
 
 # Distillation of several models, the teachers, into one, the student.
 LEAST_TEACHERS, MOST_TEACHERS = 2, 24
@@ -70,8 +70,8 @@ def optimizer(config: ModelConfig, batch: int) -> tuple[str, str]:
         return "adamw", "recurrent layers"
     wide = config.hidden / config.dim
     inner = 3 if config.feed_forward == "swiglu" else 2
-    sides = MUON_POLYNOMIALS * (4 * (2 + 1) + inner * (2 * wide + 1))
-    products = 2 * sides * config.layers * config.dim**3
+    per_layer = MUON_POLYNOMIALS * (4 * (2 + 1) + inner * (2 * wide + 1))
+    products = 2 * per_layer * config.layers * config.dim**3
     share = products / (6 * non_embedding_parameters(config) * batch * config.context)
     if share > MOST_MUON_SHARE:
         return "adamw", f"Muon's updates would take {share:.1f} times as long as the rest of a step"

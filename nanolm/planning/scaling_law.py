@@ -45,7 +45,7 @@ CURVE_FACTOR, CURVE_EXPONENT, CURVE_BITS = 0.106, 0.4, 1.5
 # Text made by rules gains most from the decay, which no trend shows, so until then a forecast in
 # the range TOO_HIGH is ignored.
 EARLY, LATER = 0.1, 0.38  # progress between which the trend says more and more; then all
-FAR = 0.15  # in logs: if the trend is so far from the plan, the plan was wrong
+FAR = 0.15  # in logs: if the trend is so far below the plan, the plan was wrong
 TREND, TREND_PER_PASS = 0.61, 0.082  # the latter times log(1 + passes)
 DECAY_GAIN, NOISE_GAIN = 0.076, 0.317  # in nats per token; the latter without an EMA
 USUAL_TOKEN = 2.4  # bytes; shorter tokens, such as characters, gain less in proportion
@@ -111,8 +111,8 @@ class Forecast:
         too_high = TOO_HIGH[0] < bits / planned < TOO_HIGH[1]
         if too_high and progress < LATE:
             return planned
-        apart = math.log(bits / planned)
-        trust = max((progress - EARLY) / (LATER - EARLY), abs(apart) / FAR)
+        apart = math.log(max(bits, 1e-9) / planned)
+        trust = max((progress - EARLY) / (LATER - EARLY), -apart / FAR)
         return planned * math.exp(min(1.0, trust) * apart)
 
     def at(self, steps: float, parameters: int, size: int) -> "Forecast":

@@ -11,6 +11,7 @@ keys and values; gate and up), and each gets its own update.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -27,7 +28,7 @@ MOMENTUM = 0.9
 # the results of the one before as close to 1 as possible (Polar Express).
 POLYNOMIALS = ((8.0934, -23.6205, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526))
 LARGEST = 1.02  # times the bound on the eigenvalues, because bfloat16 rounds
-TINY, SMALLEST = 1e-18, 1e-6  # for matrices of zeros
+TINY, SMALLEST = 1e-14, 1e-6  # so that rounding noise around zero is not enlarged
 EPSILON = 1e-7
 ADAM_RMS = 0.2  # the typical RMS of Adam's updates, so that both can share one learning rate
 Tensors = Sequence[Tensor]
@@ -48,21 +49,22 @@ class Muon(BaseOptimizer):
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         for group, batch in zip(self.param_groups, self.batches, strict=True):
-            given, lr = [p for p in group["params"] if p.grad is not None], group["lr"]
+            lr = group["lr"]
             if self.found_inf is not None and isinstance(lr, Tensor):
                 lr = lr * (1 - self.found_inf)
             elif self.found_inf is not None and self.found_inf.item():
                 continue
-            if not given:
+            if all(p.grad is None for p in group["params"]):
                 continue
-            directions = self.directions(given)
-            parameters = [local_tensor(p) for p in given]
+            parameters = [local_tensor(p) for p in group["params"]]
+            directions = self.directions(group["params"])
             batch.add_updates(parameters, directions, lr, 1 - lr * group["weight_decay"])
 
     def directions(self, parameters: Tensors) -> Tensors:
-        """Update the momenta, and return the Nesterov momenta. If `found_inf`, the momenta stay as
-        they are, and the directions are finite: nothing waits for a GPU."""
-        gradients = [local_tensor(p.grad) for p in parameters]  # type: ignore[arg-type]
+        """Update the momenta, and return Nesterov momenta. On a GPU, if `found_inf`, the momenta
+        stay as they are and the directions are finite, so that nothing waits for the GPU."""
+        given = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        gradients = [local_tensor(gradient) for gradient in given]
         momenta = [local_tensor(self.state[p]["momentum"]) for p in parameters]
         if kernels := kernels_for(momenta[0]):
             factors = self.grad_scale, self.found_inf
@@ -70,7 +72,7 @@ class Muon(BaseOptimizer):
             return [kernels.nesterov(*pair, *factors, MOMENTUM) for pair in pairs]
         if self.grad_scale is not None:
             torch._foreach_div_(gradients, self.grad_scale)
-        if self.found_inf is not None:
+        if self.found_inf is not None and momenta[0].is_cuda:
             for momentum, gradient in zip(momenta, gradients, strict=True):
                 gradient.copy_(torch.where(self.found_inf > 0, momentum, gradient))
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
@@ -80,8 +82,11 @@ class Muon(BaseOptimizer):
 
 def kernels_for(like: Tensor) -> Any:
     """The module of kernels for a GPU, or None."""
-    if not like.is_cuda:
-        return None
+    return gpu_kernels() if like.is_cuda else None
+
+
+@cache
+def gpu_kernels() -> Any:
     try:
         kernels = import_module("nanolm.training.muon_kernels")
     except ImportError:  # no Triton
@@ -118,22 +123,24 @@ class MatrixBatch:
                 for matrix, update, rate in zip(moved, updates, rates, strict=True):
                     kernels.multiply_add_(matrix, kept, update, rate)
             else:
-                torch._foreach_mul_(moved, kept)
+                if isinstance(kept, Tensor) or kept != 1:
+                    torch._foreach_mul_(moved, kept)
                 torch._foreach_add_(moved, (updates * rates).unbind())
 
     def updates(self, directions: Tensors) -> Iterator[tuple[list[MatrixView], Tensor, Tensor]]:
-        """The updates, one shape at a time, and what to multiply them by besides lr: numbers
-        for matrices or their rows, (count, 1 or rows, 1)."""
+        """The updates, one shape at a time, and what to multiply them by besides lr: a number for
+        each matrix or for each of its rows, (count, 1 or rows, 1)."""
         for (rows, columns), views in self.shapes.items():
             update = orthogonalize(torch.stack([view.of(directions) for view in views]))
             size = -ADAM_RMS * math.sqrt(max(rows, columns))
-            sizes = size * torch.ones_like(update[:, :1, :1], dtype=at_least_float32(update))
+            sizes = update.new_full((len(views), 1, 1), size, dtype=at_least_float32(update))
             yield views, update, sizes * equal_rows(update) if rows > columns else sizes
 
 
 class DistributedMatrixBatch:
-    """The same for several processes: each one computes the updates of some parameters for all. The
-    rows of sharded parameters are first gathered by the process that computes their update."""
+    """The same for several processes: each one computes the updates of some parameters for all, and
+    sends them in the precision of the directions. The rows of sharded parameters are first gathered
+    by the process that computes their update."""
 
     def __init__(self, parameters: Tensors, rows: Sequence[Sequence[int]]) -> None:
         self.rank, self.ranks = dist.get_rank(), range(dist.get_world_size())
@@ -226,34 +233,42 @@ def scaled(x: Tensor, gram: Tensor, b: float, c: float) -> tuple[Tensor, Tensor]
     """The matrices divided by bounds of their largest singular values, and b G + c G^2 with their
     new Gram matrices G."""
     dtype = at_least_float32(x)
-    sizes = 1 / (gram.diagonal(dim1=1, dim2=2).to(dtype).sum(dim=1)[:, None, None] + TINY)
-    square = symmetric_product(gram, gram, sizes**2)
-    # No eigenvalue of gram * sizes is larger than this norm's root, and it is much closer to the
-    # largest one than their sum, 1, is.
+    factor = 1 / (gram.diagonal(dim1=1, dim2=2).to(dtype).sum(dim=1)[:, None, None] + TINY)
+    gram = weighted_sum(gram, factor)
+    square = symmetric_product(gram, gram)
+    # The root of this norm bounds the eigenvalues of `gram`, and far more tightly than their sum.
     norm = torch.linalg.matrix_norm(square, keepdim=True, dtype=dtype)
     largest: Tensor = (LARGEST * norm.sqrt()).clamp(min=SMALLEST)
-    sizes /= largest
-    x = x * sizes.sqrt().to(x.dtype)
-    if kernels := kernels_for(gram):
-        return x, kernels.combined(gram, square, b * sizes, c / largest**2)
-    return x, (b * sizes * gram + c / largest**2 * square).to(x.dtype)
+    x = x * (factor / largest).sqrt().to(x.dtype)
+    return x, weighted_sum(gram, b / largest, square, c / largest**2)
+
+
+def weighted_sum(
+    x: Tensor, x_factor: Tensor, y: Tensor | None = None, y_factor: Tensor | None = None
+) -> Tensor:
+    """x_factor * x + y_factor * y, with factors for each matrix, (count, 1, 1)."""
+    if kernels := kernels_for(x):
+        total: Tensor = kernels.weighted_sum(x, x_factor, y, y_factor)
+        return total
+    result = x_factor * x
+    return (result if y is None or y_factor is None else result + y_factor * y).to(x.dtype)
 
 
 def symmetric_product(
     x: Tensor,
     y: Tensor,
-    scale: float | Tensor = 1.0,
+    factor: float = 1.0,
     other: Tensor | None = None,
-    other_scale: float = 0.0,
+    other_factor: float = 0.0,
 ) -> Tensor:
-    """scale * x @ y.mT + other_scale * other, which must be symmetric, so that a kernel can compute
-    half of it. The scale may be one for each matrix, (count, 1, 1)."""
+    """factor * x @ y.mT + other_factor * other, which must be symmetric, so that a kernel can
+    compute half of it."""
     if (kernels := kernels_for(x)) and kernels.fits(x, y):
-        half: Tensor = kernels.symmetric_product(x, y, scale, other, other_scale)
+        half: Tensor = kernels.symmetric_product(x, y, factor, other, other_factor)
         return half
     if other is None:
-        return (scale * (x @ y.mT)).to(x.dtype)
-    return torch.baddbmm(other, x, y.mT, beta=other_scale, alpha=scale)  # type: ignore[arg-type]
+        return x @ y.mT if factor == 1 else factor * (x @ y.mT)
+    return torch.baddbmm(other, x, y.mT, beta=other_factor, alpha=factor)
 
 
 def equal_rows(matrices: Tensor) -> Tensor:

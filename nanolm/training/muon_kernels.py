@@ -4,8 +4,8 @@
     >>> symmetric_product(x, x).shape
     torch.Size([8, 768, 768])
 
-They compute the same as the functions of `muon`, and only work on GPUs that copy tiles of matrices
-on their own (compute capability 9.0 and up).
+They compute the same as the functions of `muon`, and need a GPU with a Tensor Memory Accelerator
+(compute capability 9 or 10).
 """
 # ruff: noqa: N803
 
@@ -16,13 +16,14 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 TILE, DEPTH = 128, 64  # rows and columns of a tile of the result; columns of x per iteration
-HOW: dict[str, int] = {"num_warps": 8, "num_stages": 3}  # the fastest on an H200
+LAUNCH: dict[str, int] = {"num_warps": 8, "num_stages": 3}  # the fastest on an H200
 BLOCK = 2048
-ALIGNED = 8  # 16-bit numbers in the units that rows are copied in
+ALIGNED = 8  # numbers of 16 bits; strides must be multiples of 16 bytes
 
 
 def available() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+    ours = torch.cuda.is_available() and torch.version.hip is None
+    return ours and torch.cuda.get_device_capability()[0] in (9, 10)
 
 
 def fits(*matrices: Tensor) -> bool:
@@ -37,9 +38,8 @@ def fits(*matrices: Tensor) -> bool:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def product_kernel(  # type: ignore[no-untyped-def]
-    x, y, other, result, scale, other_scale, columns,
-    EACH: tl.constexpr, TURNED: tl.constexpr, ADD: tl.constexpr,
-    TILE: tl.constexpr, DEPTH: tl.constexpr,
+    x, y, other, result, factor, other_factor, columns,
+    TRANSPOSED: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """One tile on or below the diagonal, stored there and, transposed, above it."""
     number, matrix = tl.program_id(0), tl.program_id(1)
@@ -50,17 +50,17 @@ def product_kernel(  # type: ignore[no-untyped-def]
     column = number - row * (row + 1) // 2
     total = tl.zeros((TILE, TILE), tl.float32)
     for k in range(0, columns, DEPTH):
-        if TURNED:
+        if TRANSPOSED:
             a = x.load([matrix, k, row * TILE]).reshape(DEPTH, TILE).T
             b = y.load([matrix, k, column * TILE]).reshape(DEPTH, TILE)
         else:
             a = x.load([matrix, row * TILE, k]).reshape(TILE, DEPTH)
             b = y.load([matrix, column * TILE, k]).reshape(TILE, DEPTH).T
         total = tl.dot(a, b, total)
-    total *= tl.load(scale + matrix) if EACH else scale
+    total *= factor
     if ADD:
         tile = other.load([matrix, row * TILE, column * TILE]).reshape(TILE, TILE)
-        total += other_scale * tile.to(tl.float32)
+        total += other_factor * tile.to(tl.float32)
     low = total.to(tl.bfloat16)
     result.store([matrix, row * TILE, column * TILE], low.reshape(1, TILE, TILE))
     if row != column:
@@ -70,14 +70,14 @@ def product_kernel(  # type: ignore[no-untyped-def]
 def symmetric_product(
     x: Tensor,
     y: Tensor,
-    scale: float | Tensor = 1.0,
+    factor: float = 1.0,
     other: Tensor | None = None,
-    other_scale: float = 0.0,
+    other_factor: float = 0.0,
 ) -> Tensor:
     count, rows, columns = x.shape
     result = x.new_empty(count, rows, rows)
-    turned = x.stride(2) != 1
-    if turned:
+    transposed = x.stride(2) != 1
+    if transposed:
         x, y, shape = x.mT, y.mT, [1, DEPTH, TILE]
     else:
         shape = [1, TILE, DEPTH]
@@ -89,13 +89,12 @@ def symmetric_product(
         described(y, shape),
         described(added, whole),
         described(result, whole),
-        *(scale, other_scale, columns),
-        EACH=isinstance(scale, Tensor),
-        TURNED=turned,
+        *(factor, other_factor, columns),
+        TRANSPOSED=transposed,
         ADD=other is not None,
         TILE=TILE,
         DEPTH=DEPTH,
-        **HOW,
+        **LAUNCH,
     )
     return result
 
@@ -135,8 +134,9 @@ def nesterov(
     direction = torch.empty_like(gradient, dtype=torch.bfloat16)
     if not (size := gradient.numel()):  # a shard without rows
         return direction
+    scalars = (gradient if scalar is None else scalar for scalar in (grad_scale, found_inf))
     nesterov_kernel[(triton.cdiv(size, BLOCK),)](
-        *(gradient, momentum, direction, grad_scale, found_inf, beta, size),
+        *(gradient, momentum, direction, *scalars, beta, size),
         SCALED=grad_scale is not None,
         CHECKED=found_inf is not None,
         BLOCK=BLOCK,
@@ -145,33 +145,38 @@ def nesterov(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def combined_kernel(  # type: ignore[no-untyped-def]
-    x, y, result, x_scales, y_scales, size, BLOCK: tl.constexpr
+def weighted_sum_kernel(  # type: ignore[no-untyped-def]
+    x, y, result, x_factors, y_factors, size, ADD: tl.constexpr, BLOCK: tl.constexpr
 ):
     matrix = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside, place = i < size, matrix * size + i
-    total = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * tl.load(x_scales + matrix)
-    other = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
-    total += other * tl.load(y_scales + matrix)
+    total = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * tl.load(x_factors + matrix)
+    if ADD:
+        other = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
+        total += other * tl.load(y_factors + matrix)
     tl.store(result + place, total.to(result.dtype.element_ty), mask=inside)
 
 
-def combined(x: Tensor, y: Tensor, x_scales: Tensor, y_scales: Tensor) -> Tensor:
-    """x_scales * x + y_scales * y, with one scale for each matrix."""
+def weighted_sum(
+    x: Tensor, x_factors: Tensor, y: Tensor | None = None, y_factors: Tensor | None = None
+) -> Tensor:
+    """x_factors * x + y_factors * y, with one factor for each matrix."""
     result, size = torch.empty_like(x), x[0].numel()
-    grid = (triton.cdiv(size, BLOCK), len(x))
-    combined_kernel[grid](x, y, result, x_scales, y_scales, size, BLOCK=BLOCK)
+    other = (x, x_factors) if y is None or y_factors is None else (y, y_factors)
+    weighted_sum_kernel[(triton.cdiv(size, BLOCK), len(x))](
+        *(x, other[0], result, x_factors, other[1], size), ADD=y is not None, BLOCK=BLOCK
+    )
     return result
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def multiply_add_kernel(  # type: ignore[no-untyped-def]
-    matrix, kept, update, rates, columns, count, EACH: tl.constexpr, BLOCK: tl.constexpr
+    matrix, kept, update, rates, columns, count, PER_ROW: tl.constexpr, BLOCK: tl.constexpr
 ):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < count
-    rate = tl.load(rates + i // columns, mask=inside, other=0.0) if EACH else tl.load(rates)
+    rate = tl.load(rates + i // columns, mask=inside, other=0.0) if PER_ROW else tl.load(rates)
     moved = tl.load(matrix + i, mask=inside, other=0.0) * tl.load(kept)
     moved += tl.load(update + i, mask=inside, other=0.0).to(tl.float32) * rate
     tl.store(matrix + i, moved, mask=inside)
@@ -181,5 +186,5 @@ def multiply_add_(matrix: Tensor, kept: Tensor, update: Tensor, rates: Tensor) -
     """matrix = kept * matrix + rates * update, both contiguous; with one rate or one per row."""
     size, columns = matrix.numel(), matrix.shape[1]
     grid = (triton.cdiv(size, BLOCK),)
-    how = {"EACH": len(rates) > 1, "BLOCK": BLOCK}
+    how = {"PER_ROW": len(rates) > 1, "BLOCK": BLOCK}
     multiply_add_kernel[grid](matrix, kept, update, rates, columns, size, **how)

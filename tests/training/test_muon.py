@@ -29,7 +29,7 @@ def exact(matrix: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
-@pytest.mark.parametrize("size", [1e-6, 1.0, 1e4])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e9])
 def test_singular_values_follow_the_polynomials(shape: tuple[int, int], size: float) -> None:
     torch.manual_seed(1)
     x = size * torch.randn(3, *shape) @ torch.randn(shape[1], shape[1])
@@ -38,6 +38,23 @@ def test_singular_values_follow_the_polynomials(shape: tuple[int, int], size: fl
         torch.testing.assert_close(one.double(), exact(matrix), atol=1e-3, rtol=0)
     assert torch.linalg.svdvals(found).max() < 1.3
     assert not orthogonalize(torch.zeros(1, *shape)).any()
+
+
+@pytest.mark.parametrize("size", 10.0 ** -torch.arange(7, 25, 3))
+def test_rounding_noise_is_not_enlarged(size: float) -> None:
+    torch.manual_seed(1)
+    values = torch.linalg.svdvals(orthogonalize(size * torch.randn(1, 64, 64)))
+    assert values.isfinite().all() and values.max() < 1.3
+
+
+def test_a_parameter_without_a_gradient_stays() -> None:
+    two = {name: nn.Parameter(torch.randn(8, 8)) for name in "ab"}
+    before = {name: value.detach().clone() for name, value in two.items()}
+    optimizer = Optimizers(two, "muon", 0.0, {"a": [8], "b": [8]})
+    two["b"].grad = torch.randn(8, 8)
+    optimizer.set_lr(1e-2)
+    optimizer.step()
+    assert torch.equal(two["a"], before["a"]) and not torch.equal(two["b"], before["b"])
 
 
 def test_an_update_is_orthogonalized_nesterov_momentum() -> None:

@@ -34,13 +34,18 @@ def test_half_of_a_symmetric_product(shape: tuple[int, int, int]) -> None:
         found = kernels.symmetric_product(each, each)
         assert torch.equal(found, found.mT)
         torch.testing.assert_close(found, wanted.bfloat16(), atol=0.1, rtol=0.01)
-        sizes = torch.rand(len(x), 1, 1, device="cuda")
-        each_scaled = kernels.symmetric_product(each, each, sizes)
-        torch.testing.assert_close(each_scaled, (sizes * wanted).bfloat16(), atol=0.1, rtol=0.01)
         scaled = kernels.symmetric_product(found, found, 2e-3, found, -0.5)
         exact = found.double()
         exact = 2e-3 * exact @ exact - 0.5 * exact
         torch.testing.assert_close(scaled, exact.bfloat16(), atol=0.1, rtol=0.01)
+
+
+def test_a_weighted_sum() -> None:
+    x, y = torch.randn(2, 3, 40, 40, device="cuda").bfloat16()
+    a, b = torch.rand(2, 3, 1, 1, device="cuda")
+    wanted = (a * x + b * y).bfloat16()
+    torch.testing.assert_close(kernels.weighted_sum(x, a, y, b), wanted, atol=0.02, rtol=0.02)
+    torch.testing.assert_close(kernels.weighted_sum(x, a), (a * x).bfloat16(), atol=0, rtol=0.02)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
