@@ -239,7 +239,7 @@ def test_the_forecast_is_for_the_whole_validation_text(
     assert scores[0] == scores[1] and forecasts[0][:2] == forecasts[1][:2]
     factor = read_state(run / "last").whole_to_part
     assert factor and factor != 1
-    assert forecasts[1][-1] == pytest.approx(factor * forecasts[0][-1])
+    assert forecasts[1][-1] == pytest.approx(factor * forecasts[0][-1], rel=1e-3)
 
 
 def test_fewer_steps_predict_a_higher_loss() -> None:
