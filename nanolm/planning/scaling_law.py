@@ -108,7 +108,7 @@ class Forecast:
         gain = min(MOST_GAIN, gain / max(loss, 1e-9))
         left = min(1.0, (1 - progress) / DECAY)
         bits = measured * math.exp(left * (trend - gain))
-        too_high = TOO_HIGH[0] < bits / planned < TOO_HIGH[1]
+        too_high = TOO_HIGH[0] < bits / planned < (TOO_HIGH[1] if progress > LATER else math.inf)
         if too_high and progress < LATE:
             return planned
         apart = math.log(max(bits, 1e-9) / planned)

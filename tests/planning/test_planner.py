@@ -294,7 +294,7 @@ def test_a_forecast_is_corrected_by_the_trend() -> None:
     assert flat > corrected(0.4, 2.1, 0.0, loss=3.0)  # which is the same number of nats per token
     assert corrected(0.4, 4.0, 0.0) == 2.0  # text made by rules
     assert corrected(0.4, 9.0, 0.0) > 7.0  # the plan was wrong
-    assert corrected(0.05, 2.1, 0.0) == 2.0  # too early
+    assert corrected(0.05, 2.1, 0.0) == corrected(0.2, 9.0, 0.0) == 2.0  # too early
     assert 2.0 > corrected(0.2, 2.1, 0.0) > corrected(0.3, 2.1, 0.0) > corrected(0.4, 2.1, 0.0)
     assert corrected(0.4, 1e-9, 0.0, loss=0.0) > 0  # a loss of zero
 
