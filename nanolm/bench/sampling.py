@@ -30,7 +30,7 @@ class SamplingRunner:
 
 
 def whole_text(tokens: int, **how: Any) -> SamplingParams:
-    """Greedy unless told otherwise, and never shorter."""
+    """Parameters for exactly this many tokens; greedy by default."""
     return SamplingParams(tokens=tokens, min_tokens=tokens, **(how or {"greedy": True}))
 
 
@@ -43,9 +43,9 @@ def step_of(
     from nanolm.text.tokenizer_files import load_tokenizer
 
     model = load_model(Path(folder))
+    use_fitting_threads(model)  # before the weights shrink, as `nanolm sample` does
     if bits:
         quantize(model, bits)
-    use_fitting_threads(model)
     loaded = LanguageModel(model, load_tokenizer(Path(folder)))
     return SamplingRunner(loaded, 1, whole_text(tokens, **how), prompt).step
 
