@@ -25,6 +25,7 @@ from nanolm.training.settings import DEVICES
     show_default=True,
     help="Number of predictions to show.",
 )
+@click.option("--walk", is_flag=True, help="Show every number of one forward pass.")
 @click.option("--word", metavar="WORD", help="Compare WORD across the TEXTs, layer by layer.")
 @click.option("--neighbours", metavar="WORD", help="List the tokens nearest to WORD.")
 @click.option("--positions", is_flag=True, help="Show the position vectors.")
@@ -38,6 +39,7 @@ def command(
     out: str,
     head: str | None,
     top: int,
+    walk: bool,
     word: str | None,
     neighbours: str | None,
     positions: bool,
@@ -53,6 +55,7 @@ def command(
     \b
     nanolm inspect runs/novel "It was the best of times"
     nanolm inspect hf://gpt2 "The keys are" --head 5.2
+    nanolm inspect runs/novel "Once upon a time" --walk
     nanolm inspect runs/novel --word bank "The bank lent money." "We sat on the bank."
     nanolm inspect runs/novel --neighbours king
     nanolm inspect runs/reviews "A lovely film."       a classifier
@@ -78,6 +81,8 @@ def command(
         problems.append("only --word takes several texts; quote a text that has spaces")
     if png is not None and neighbours:
         problems.append("--png cannot be used with --neighbours, which has no figures")
+    if walk and (modes or head or png):
+        problems.append(f"--walk cannot be used with {[*modes, '--head' if head else '--png'][0]}")
     elif png is not None and Path(png).exists() and not Path(png).is_dir():
         problems.append(f"--png {png}: must be a folder")
     refuse(problems)
@@ -95,6 +100,8 @@ def command(
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         text = (data.decode("utf-8", "replace").strip(),)
     inspector = Inspector(run, Path(out), Path(png) if png is not None else None, as_json)
+    if is_classifier(folder) and walk:
+        raise UsageError(f"{run} is a classifier; --walk needs a model that generates text")
     if is_classifier(folder):
         from nanolm.classification.classifier import load as load_classifier
 
@@ -103,14 +110,20 @@ def command(
     if is_seq2seq(folder):
         from nanolm.pairs.translator import Translator
 
-        inspector.alignment(Translator.load(folder, note).on(device, "float32"), text[0], head)
+        translator = Translator.load(folder, note).on(device, "float32")
+        if walk:
+            inspector.translation_walk(translator, text[0])
+        else:
+            inspector.alignment(translator, text[0], head)
         return
     from nanolm.generation.language_model import load
     from nanolm.model.device import choose_device
 
     loaded = load(folder, note)
     loaded.model.to(choose_device(device)[0])
-    if word:
+    if walk:
+        inspector.walk(loaded, text[0])
+    elif word:
         inspector.word(loaded, word, list(text))
     elif neighbours:
         inspector.neighbours(loaded, neighbours)

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from nanolm.generation.language_model import LanguageModel
     from nanolm.inspect.attribution import Attribution
     from nanolm.inspect.inspection import Inspection
+    from nanolm.model.base import Network
     from nanolm.pairs.translator import Translator
     from nanolm.text.tokenizer import Tokenizer
 
 MOST_TOKENS = 512  # per page; attention grows quadratically
+MASKED_SCORE = -1e9  # JSON has no infinity
 
 
 class Inspector:
@@ -38,6 +40,52 @@ class Inspector:
         inspection = inspect_text(loaded.model, ids, top)
         self.attention(loaded.tokenizer, inspection, head)
         self.draw("predictions.png", predictions_png, inspection, partial(shown, loaded.tokenizer))
+
+    def walk(self, loaded: "LanguageModel", text: str) -> None:
+        from nanolm.inspect.walk import MOST_TOKENS
+
+        window = min(MOST_TOKENS, loaded.model.window() or MOST_TOKENS)
+        ids = cut(loaded.tokenizer.encode_prompt(text), window)
+        self.walk_through(loaded.model, loaded.tokenizer, ids)
+
+    def translation_walk(self, translator: "Translator", text: str) -> None:
+        """Translate a text, and show how each token was predicted."""
+        from nanolm.inspect.walk import MOST_TOKENS
+
+        tokenizer, encoder = translator.tokenizer, translator.encoder
+        source = cut(translator.source_ids(text), MOST_TOKENS)
+        translation = translator.translate(text)
+        tokens = [id for id in translation.tokens if id not in tokenizer.stops]
+        ids = cut([tokenizer.start_of_text, *tokens], MOST_TOKENS)
+        self.walk_through(translator.model, tokenizer, ids, source, encoder)
+
+    def walk_through(
+        self,
+        model: "Network",
+        tokenizer: "Tokenizer",
+        ids: list[int],
+        source: list[int] | None = None,
+        encoder: "Tokenizer | None" = None,
+    ) -> None:
+        from nanolm.inspect.walk import walk_through
+        from nanolm.inspect.walk_page import walk_page
+
+        walk = walk_through(model, ids, source)
+        if self.as_json:
+            tokens = {"tokens": names(tokenizer, ids)}
+            tokens |= {"source_tokens": names(encoder or tokenizer, source)} if source else {}
+            stages = [
+                {
+                    "stage": stage.role,
+                    **({"side": stage.side} if stage.side else {}),
+                    **({"layer": stage.layer} if stage.layer else {}),
+                    "values": rounded(stage.values.nan_to_num(neginf=MASKED_SCORE)),
+                }
+                for stage in walk.stages
+            ]
+            print_json({"model": self.run, **tokens, "stages": stages})
+            return
+        write_page(self.out, walk_page(tokenizer, walk, {"model": self.run}, encoder))
 
     def attribution(self, classifier: "TextClassifier", text: str, head: str | None) -> None:
         from nanolm.inspect.attribution import attribute

@@ -26,7 +26,8 @@ ATTENTION_LEVELS = (63, 31, 15, 7)  # the most that fit; more would not be visib
 MAX_ATTENTION_BYTES = 650_000  # per page
 TINTS = 10  # of each color, in page.css
 STYLE_SHEET = webpage.beside(__file__, "page.css")
-SCRIPT = webpage.beside(__file__, "page.js")
+DRAWING = webpage.beside(__file__, "drawing.js")
+SCRIPT = DRAWING + webpage.beside(__file__, "page.js")
 WITHOUT_NGRAMS = {"n-gram scores": "not included"}  # a remark for classifiers that have them
 
 

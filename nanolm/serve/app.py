@@ -121,6 +121,7 @@ class Server:
             post("/v1/translate", self.requests.translation, self.translate),
             post("/v1/tokenize", self.requests.tokenization, self.tokenize),
             post("/v1/inspect", self.requests.inspection, self.inspect),
+            post("/v1/walk", self.requests.walk, self.walk),
         ]
 
     async def health(self, request: Request) -> Response:
@@ -219,7 +220,24 @@ class Server:
 
     async def inspect(self, request: Request, given: dict[str, Any]) -> Response:
         model = self.model(given, ServedModel, needs_attention=True)
-        ids = given.get("ids", [])
+        ids = await self.ids_of(request, model, given)
+        if isinstance(model, ServedTranslator):
+            steps = model.inspect_in_steps(ids)
+            (page,) = await self.engine.do_in_steps(steps, 1, client_of(request, given))
+        else:
+            page = await self.engine.do(lambda: model.inspect(ids))
+        return await self.keep(page)
+
+    async def walk(self, request: Request, given: dict[str, Any]) -> Response:
+        model = self.model(given, ServedLanguageModel)
+        ids = await self.ids_of(request, model, given)
+        return await self.keep(await self.engine.do(lambda: model.walk(ids)))
+
+    async def ids_of(
+        self, request: Request, model: ServedModel, given: dict[str, Any]
+    ) -> list[int]:
+        """The tokens of a request, given as ids or as text."""
+        ids: list[int] = given.get("ids") or []
         if not ids:
             text = given.get("text", "")
             if isinstance(model, ServedClassifier):
@@ -227,11 +245,10 @@ class Server:
             ids = await self.offload(request, model.tokenizer.encode_prompt, text)
         if max(ids) >= model.tokenizer.vocab_size:
             raise APIError(f"token id {max(ids)} is out of range", param="ids")
-        if isinstance(model, ServedTranslator):
-            steps = model.inspect_in_steps(ids)
-            (page,) = await self.engine.do_in_steps(steps, 1, client_of(request, given))
-        else:
-            page = await self.engine.do(lambda: model.inspect(ids))
+        return ids
+
+    async def keep(self, page: Callable[[], str]) -> Response:
+        """Render a page and keep it; responds with its path."""
         name = secrets.token_urlsafe(16)
         self.inspections[name] = await asyncio.to_thread(page)
         while len(self.inspections) > MAX_INSPECTIONS:

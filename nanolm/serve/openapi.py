@@ -127,6 +127,11 @@ def document(requests: RequestModels) -> dict[str, Any]:
             requests.inspection,
             INSPECTION,
         ),
+        "/v1/walk": (
+            "Create a page with every number of one forward pass over a text. Returns its path.",
+            requests.walk,
+            INSPECTION,
+        ),
     }
     used = [model for _, *models in operations.values() for model in models if model]
     schemas, definitions = models_json_schema(

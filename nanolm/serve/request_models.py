@@ -217,6 +217,8 @@ class RequestModels:
         named = name_of({name: model for name, model in models.items() if model.attention})
         given = {"text": (words, ""), "ids": (ids | None, None)}
         self.inspection = record("InspectRequest", model=named, **given)
+        named = name_of(models, ServedLanguageModel)
+        self.walk = record("WalkRequest", model=named, **given)
 
 
 def translation_fields(limits: Limits) -> dict[str, Any]:

@@ -86,6 +86,20 @@ def test_words_neighbours_and_positions(trained: Path, cli: Cli, tmp_path: Path)
     assert '<canvas class="heat"' in (tmp_path / "p.html").read_text(encoding="utf-8")
 
 
+def test_a_walk(trained: Path, cli: Cli, tmp_path: Path) -> None:
+    shown = cli("inspect", trained, TEXT, "--walk", "--out", "walk.html")
+    assert shown.returncode == 0, shown.stderr
+    page = (tmp_path / "walk.html").read_text(encoding="utf-8")
+    assert "A walk through the model" in page and "http://" not in page
+    found = json.loads(cli("inspect", trained, TEXT, "--walk", "--json").stdout)
+    logits = found["stages"][-1]
+    assert logits["stage"] == "logits" and len(logits["values"]) == len(found["tokens"])
+    scores = next(stage for stage in found["stages"] if stage["stage"] == "scores")
+    assert scores["layer"] == 1 and scores["values"][0][0][1] < -1e8  # masked
+    long = cli("inspect", trained, TEXT * 9, "--walk", "--out", "walk.html")
+    assert long.returncode == 0 and "truncated to the first " in long.stderr
+
+
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="nanolm[plot]")
 def test_pictures(trained: Path, cli: Cli, tmp_path: Path) -> None:
     shown = cli("inspect", trained, "It costs $5 or $6", "--head", "1.2", "--png", "pictures")
@@ -104,6 +118,8 @@ def test_pictures(trained: Path, cli: Cli, tmp_path: Path) -> None:
         (("a", "--head", "3"), "--head 3: "),
         (("a", "--head", "9.9"), "--head 9.9: the last head is 1.2"),
         (("a", "--word", "x", "--positions"), "one of --word, --positions"),
+        (("a", "--walk", "--head", "1.1"), "--walk cannot be used with --head"),
+        (("a", "--walk", "--word", "x"), "--walk cannot be used with --word"),
         (("a", "--positions"), "--positions takes no TEXT"),
         (("a", "--out", "no/where.html"), "--out no/where.html: "),
         (("a", "--file", "b"), "--file replaces TEXT"),

@@ -204,6 +204,18 @@ def test_inspect_gives_a_page(served: Served, name: str) -> None:
     assert refused[2]["error"]["message"] == "model must be one of writer, labels"
 
 
+@pytest.mark.parametrize("name", ["writer", "other"])
+def test_a_walk_is_a_page(served: Served, name: str) -> None:
+    text = "the cat sat on the mat. " * 20  # only its end is shown
+    status, _, found = post(served, "/v1/walk", {"model": name, "text": text})
+    assert status == 200
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+    connection.request("GET", found["page"])
+    assert "A walk through the model" in connection.getresponse().read().decode()
+    assert post(served, "/v1/walk", {"model": "labels", "text": "the cat"})[0] == 404
+    assert post(served, "/v1/walk", {"model": name, "ids": [10**6]})[0] == 400
+
+
 WRONG: list[tuple[Any, int, str]] = [
     ({"max_tokens": -1}, 400, "max_tokens must be greater than or equal to 0"),
     ({"temperature": "hot"}, 400, "temperature must be a valid number"),

@@ -186,7 +186,11 @@ def test_other_models_classify_and_are_looked_into(browser: Browser, served: Ser
     assert "language model" in browser.value("document.getElementById('facts').textContent")
     browser.point("#write", click=True)
     browser.wait(f"document.querySelectorAll('.token').length > 0 && {IDLE}")
-    assert browser.value("document.querySelector('.text header button').hidden") is True
+    browser.point(".text header button", click=True)
+    browser.wait("document.getElementById('look').src.includes('/look/')")
+    assert browser.value("document.getElementById('views').hidden") is True  # no attention
+    browser.point("#close", click=True)
+    assert browser.value("document.activeElement.textContent") == "Inspect"
     put(browser, "#model", "labels")
     browser.wait("document.querySelectorAll('.label').length === 2")
     outputs = "[...document.querySelectorAll('.label output')].map(o => parseFloat(o.textContent))"
@@ -195,8 +199,22 @@ def test_other_models_classify_and_are_looked_into(browser: Browser, served: Ser
     browser.wait(f"JSON.stringify({outputs}) !== {json.dumps(json.dumps(first))!r}")
     assert sum(browser.value(outputs)) == pytest.approx(100, abs=0.2)
     browser.point("#why", click=True)
+    browser.wait("!document.getElementById('inside').hidden")
+    assert browser.value("document.getElementById('views').hidden") is True
+    fine(browser, served)
+
+
+def test_attention_and_every_number_of_a_text(browser: Browser, served: Served) -> None:
+    visit(browser, served)
+    browser.point("#write", click=True)
+    browser.wait(f"document.querySelectorAll('.token').length > 0 && {IDLE}")
+    browser.point(".text header button", click=True)
     browser.wait("document.getElementById('look').src.includes('/look/')")
-    assert browser.value("document.getElementById('inside').hidden") is False
+    first = browser.value("document.getElementById('look').src")
+    browser.point("#walk", click=True)
+    browser.wait(f"document.getElementById('look').src !== {json.dumps(first)}")
+    pressed = "[...document.querySelectorAll('#views [aria-pressed=true]')].map(b => b.id)"
+    assert browser.value(pressed) == ["walk"]
     fine(browser, served)
 
 

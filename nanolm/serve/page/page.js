@@ -146,7 +146,6 @@ class Text {
     this.body = make("p", "body", make("b", "", prompt));
     const title = make("div", "", make("b", "", name), this.about);
     this.card = make("article", "text", make("header", "", title, look), this.body);
-    look.hidden = !model.attention;
     look.addEventListener("click", () => inspect({ids: this.whole()}));
     for (const token of kept) this.add(token);
   }
@@ -461,12 +460,19 @@ const translate = safely(async () => {
   }
 });
 
-// ---- Attention
+// ---- Inside the model
 
-const inspect = safely(async given => {
+let inspected = {}, view = "attention";  // the text, and how it is shown: as attention or as a walk
+let opener = null;  // the button that opened the section; gets the focus back
+const inspect = safely(async (given, wanted = view) => {
   problem(null);
-  const {page} = await asked("/v1/inspect", {model: model.id, ...given});
+  inspected = given;
+  if (!find("inside").contains(document.activeElement)) opener = document.activeElement;
+  view = model.kind !== "language model" ? "attention" : model.attention ? wanted : "walk";
+  const {page} = await asked(view === "walk" ? "/v1/walk" : "/v1/inspect", {model: model.id, ...given});
   find("look").src = page;
+  find("views").hidden = model.kind !== "language model" || !model.attention;
+  for (const name of ["attention", "walk"]) find(name).setAttribute("aria-pressed", name === view);
   find("inside").hidden = false;
   find("inside").scrollIntoView({behavior: "smooth"});
 });
@@ -502,7 +508,11 @@ on("input", "input", later(80, classify));
 on("source", "input", later(120, translate));
 on("search", "input", later(120, translate));
 on("why", "click", () => inspect({text: find("input").value}));
-on("close", "click", () => { find("inside").hidden = true; });
+for (const name of ["attention", "walk"]) on(name, "click", () => inspect(inspected, name));
+on("close", "click", () => {
+  find("inside").hidden = true;
+  opener?.focus();
+});
 on("model", "change", () => choose(find("model").value));
 document.addEventListener("keydown", event => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !find("writing").hidden) start();
