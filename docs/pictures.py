@@ -1,6 +1,8 @@
-"""Makes the pictures of README.md from real runs: a terminal (SVG) and the playground (PNG).
+"""Makes the pictures of README.md and docs/course.md from real runs: a terminal (SVG), and the
+playground and a walk through a model (PNG).
 
     python docs/pictures.py                     five minutes, needs Chromium
+    python docs/pictures.py walk                only the walk, in a minute
     python docs/pictures.py shakespeare.txt     also refreshes the transcript in README.md
 
 It trains on data/stories.txt in a pseudo-terminal, then opens `nanolm serve` in a headless browser.
@@ -36,6 +38,15 @@ nanolm sample --prompt "One day in spring" --stop "***" --tokens 100"""
 TRANSCRIPT = """nanolm train shakespeare.txt --minutes 1 --evaluations 2
 nanolm sample --prompt "ROMEO:" --tokens 60 --temperature 0.7"""
 PAGE = {"#prompt": "Once upon a time", "[data-name=n] input": 2}
+WALK = """nanolm train embedded:tiny --preset nano --out small
+nanolm inspect small "the small cat chases a" --walk --out walk.html"""
+# Of the walk: the name of a picture, the stage, the token, and the number.
+WALK_STAGES = (
+    ("queries", "query", 3, 1),
+    ("scores", "scores", 4, 3),
+    ("weights", "weights", 4, 3),
+    ("next", "next", 4, 0),
+)
 SIZE = {"x": 0, "y": 0, "width": 1160, "height": 640, "scale": 1.5}
 ENVIRONMENT = os.environ | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
 
@@ -100,14 +111,36 @@ def draw_playground(browser: Browser, url: str) -> None:
     for name in ("light", "dark"):
         browser.look(1160, dark=name == "dark")
         browser.value(f"{token}.dispatchEvent(new Event('mouseenter'))")
-        shot = base64.b64decode(browser.tell("Page.captureScreenshot", clip=SIZE)["data"])
-        picture = Image.open(io.BytesIO(shot)).convert("RGB").quantize(256)
-        picture.save(DOCS / f"playground-{name}.png", optimize=True)
+        take_picture(browser, f"playground-{name}.png", SIZE)
+
+
+def take_picture(browser: Browser, name: str, clip: dict[str, float]) -> None:
+    shot = base64.b64decode(browser.tell("Page.captureScreenshot", clip=clip)["data"])
+    picture = Image.open(io.BytesIO(shot)).convert("RGB").quantize(256)
+    picture.save(DOCS / name, optimize=True)
+
+
+def draw_walk(browser: Browser, folder: Path) -> None:
+    for command in WALK.splitlines():
+        lines_of(command, folder)
+    browser.tell("Emulation.setScrollbarsHidden", hidden=True)
+    browser.look(1160)
+    browser.open(folder / "walk.html", "document.body.dataset.ready === 'yes'")
+    for name, role, token, number in WALK_STAGES:
+        browser.value(f"go(stages.findIndex(stage => stage.role === '{role}'))")
+        browser.value(f"choose({token}, {number})")
+        height = browser.value("document.querySelector('.stage').getBoundingClientRect().bottom")
+        browser.value("scrollTo(0, 0)")
+        take_picture(browser, f"walk-{name}.png", SIZE | {"height": min(900, height + 16)})
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        with Browser(folder / "profile") as browser:
+            draw_walk(browser, folder)
+        if sys.argv[1:] == ["walk"]:
+            return
         shutil.copy(ROOT / "data" / "stories.txt", folder)
         draw_terminal(session(TERMINAL, folder))
         serve = [sys.executable, "-m", "nanolm", "serve", "runs/stories", "--port=0"]

@@ -306,7 +306,7 @@ const renderNumbers = () => {
     find("heading").textContent = `After “${side[row]}”`;
     const table = element("table"), shown = distribution().slice(0, 20);
     const head = element("tr");
-    for (const name of ["token", "logit", "model", "after filters", ""]) head.append(element("th", name));
+    for (const name of ["token", "logit", "model", "after filters"]) head.append(element("th", name));
     table.append(head);
     for (const {id, logit, model, after} of shown) {
       const line = element("tr"), bar = element("td"), meter = element("i", "", "meter");
@@ -334,7 +334,8 @@ const renderHow = () => {
   if (!exact || one.role === "next") return;
   const h = values[stage].heads > 1 ? head : 0, value = at(values[stage], row, col, h);
   const how = HOW[one.op](inputsOf(one), weightsOf(one), one.options, row, col, h, one.side, one);
-  const name = one.role === "logits" ? `the logit of “${label(col)}”` : `number ${col + 1}`;
+  const name = one.role === "logits" ? `the logit of “${label(col)}”`
+    : values[stage].heads > 1 ? `the number for “${keysOf(one)[col]}”` : `number ${col + 1}`;
   box.append(element("h3", `How ${name} became ${show(value)}`), ...(how.say ?? []).map(text => element("p", text)));
   const terms = [...(how.terms ?? [])].sort((a, b) => Math.abs(product(b)) - Math.abs(product(a)));
   const shown = [...terms.slice(0, 12), ...(how.more ?? [])], rest = terms.slice(12);
@@ -444,7 +445,7 @@ const KEYS = {
   let group = null;
   stages.forEach((one, number) => {
     const name = one.layer ? `${one.side} layer ${one.layer}` : one.side || "";
-    if (name !== group && name) find("stages").append(element("h3", (group = name)));
+    if (name !== group && name) find("stages").append(element("p", (group = name)));
     group = name;
     const button = element("button", roles[one.role].name);
     button.onclick = () => go(number);
