@@ -175,7 +175,10 @@ def choose_size(plan: Plan, text: TextStats, clock: Clock, report: Report) -> Si
             reason = f"layers x width; the best of {shapes} for this budget"
         elif len(tried) > 1:
             reason = f"layers x width; predicted bits per byte: {', '.join(map(str, tried))}"
-            if estimate.bits_per_byte > min(each.bits_per_byte for each in tried):
+            best = min(tried, key=lambda each: each.bits_per_byte)
+            if estimate.teachers > best.teachers == 0:
+                reason += "; small enough to train several and distill them"
+            elif estimate.bits_per_byte > best.bits_per_byte:
                 near = f"{100 * (sizes.AS_GOOD - 1):.1g}%"
                 reason += f"; the smallest within {near} of the best, because it is faster"
         shape = f"{config.layers} x {config.dim}, {config.heads} heads"
@@ -204,8 +207,8 @@ def grows_context(plan: Plan, text: TextStats, estimate: SizeEstimate) -> bool:
         and context < recipe.LONG_CONTEXT
         and 2 * context <= text.longest_context
         and batch % (2 * (settings.workers or 1)) == 0
-        and estimate.passes < recipe.MOST_PASSES  # teachers and students see the same windows
-        and not settings.teachers
+        and estimate.passes < recipe.MOST_PASSES
+        and not (settings.teachers or estimate.teachers)  # which see the same windows as students
         and not settings.compile  # which would compile twice
         and plan.processes == 1
     )
@@ -284,8 +287,11 @@ def choose_optimizer(
     steps = plan.settings.steps
     if steps is None and estimate is not None:
         steps = estimate.steps
-        if estimate.passes >= recipe.MOST_PASSES:
-            choose_teachers(plan, text, estimate, left)
+        if count := estimate.teachers:
+            reason = f"{estimate.passes:.0f} epochs take {estimate.seconds:.0f} s of {left:.0f} s"
+            gain = f"should lower the loss by about {recipe.distillation_gain(count):.0%}"
+            reason += f"; distilling {count} models into one {gain}"
+            plan.choose("teachers", count, reason)
         if plan.settings.teachers:
             capped = estimate.passes >= recipe.MOST_PASSES
             reason = f"{recipe.MOST_PASSES} epochs; more would hardly help"
@@ -333,19 +339,3 @@ def choose_optimizer(
 def most_steps(text: TextStats, step_tokens: int) -> tuple[int, str]:
     steps = math.ceil(recipe.SPARE_PASSES * text.tokens / step_tokens)
     return steps, f"at most {recipe.SPARE_PASSES} epochs, if time allows"
-
-
-def choose_teachers(plan: Plan, text: TextStats, estimate: SizeEstimate, left: float) -> None:
-    """If the text is small for the `left` seconds, train several models and distill them."""
-    tokens = text.all_tokens or text.tokens
-    overhead = 1 + recipe.TEACHER_OVERHEAD * tokens / text.tokens
-    each = overhead * estimate.seconds + recipe.TEACHER_SECONDS
-    count = min(recipe.MOST_TEACHERS, int((1 - recipe.STUDENT_SHARE) * left / each))
-    columns = sizes.soft_target_columns(text.vocab_size, tokens, plan.settings.device)
-    if count < recipe.LEAST_TEACHERS or columns < recipe.LEAST_COLUMNS or plan.processes > 1:
-        return
-    if plan.settings.early_context:  # teachers and students see the same windows
-        return
-    reason = f"{recipe.MOST_PASSES} epochs take {estimate.seconds:.0f} s of {left:.0f} s; "
-    gain = f"should lower the loss by about {recipe.distillation_gain(count):.0%}"
-    plan.choose("teachers", count, f"{reason}distilling {count} models into one {gain}")

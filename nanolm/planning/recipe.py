@@ -59,6 +59,7 @@ STUDENT_RATE = 0.7  # times the learning rate of the teachers
 STUDENT_PULL = 0.003  # learning rate * weight decay
 OFFSETS_ON_GPU = 4  # at which the text is cut into windows
 MOST_GAIN = 0.04  # of the loss, with infinitely many teachers
+SIZE_GAIN = 0.01  # that makes up for a smaller model; a larger one gains more than predicted
 LEAST_COLUMNS = 16  # probabilities that are kept for each token; fewer are too few
 COLUMNS_MEMORY_SHARE = 0.25  # of the free memory that they may use, and at most
 MOST_COLUMNS_BYTES = 8 << 30
@@ -109,9 +110,17 @@ def student(settings: TrainSettings) -> TrainSettings:
     return replace(how, dropout=0.0, steps=steps, compile=bool(settings.compile))
 
 
+def affordable_teachers(each: float, predicted: float, left: float) -> int:
+    """How many models to distill within `left` seconds; 0 if there is no time for enough. The steps
+    of each take `each` seconds, as do those of the student, and it predicts `predicted` epochs."""
+    seconds = (1 + TEACHER_OVERHEAD * predicted) * each + TEACHER_SECONDS
+    count = int(min((1 - STUDENT_SHARE) * left, left - each) / seconds)
+    return min(MOST_TEACHERS, count) if count >= LEAST_TEACHERS else 0
+
+
 def distillation_gain(teachers: int) -> float:
     """The share by which distillation lowers the loss, approximately."""
-    return MOST_GAIN * (1 - 1 / teachers)
+    return MOST_GAIN * (1 - 1 / max(1, teachers))
 
 
 def ema_decay(steps: int, passes: float, step_tokens: float = math.inf) -> float:

@@ -4,8 +4,9 @@
     SizeEstimate(config=GPTConfig(...), batch=16, step=0.104, steps=1592, ..., bits_per_byte=2.05)
 
 A few sizes are timed for about a second each, and `nanolm.planning.scaling_law` predicts the loss
-of all. Among nearly equal ones, the smallest wins if the text is read at least three times: it is
-faster and needs less memory.
+of all. On a small text, a size that leaves time to train and distill several has an advantage.
+Among nearly equal sizes, the smallest wins if the text is read at least three times: it is faster
+and needs less memory.
 """
 
 import math
@@ -101,7 +102,13 @@ class SizeEstimate:
     steps: int
     seconds: float
     passes: float
-    bits_per_byte: float
+    bits_per_byte: float  # of a single model
+    teachers: int = 0  # that there is time to train and distill
+
+    @property
+    def score(self) -> float:
+        """What sizes are compared by; lower is better."""
+        return self.bits_per_byte * (1 - recipe.SIZE_GAIN if self.teachers else 1)
 
     def __str__(self) -> str:
         return f"{self.config.layers} x {self.config.dim}: {self.bits_per_byte:.3f}"
@@ -122,6 +129,7 @@ def search_sizes(
     plan.settings, plan.choices = settings, plan.choices + choices
     # Without the n-gram bits, any value will do: it does not change which size is best.
     law = Law(text.ngram_bits() or 1.0, text.size)
+    distil = may_distil(plan, text, processes)
     measured: dict[int, float] = {}  # seconds per step
     tokens = STEP_TOKENS if on_cpu else STEP_TOKENS_ON_GPU
     share = SEARCH_SHARE if on_cpu else SEARCH_SHARE_ON_GPU
@@ -145,7 +153,7 @@ def search_sizes(
         nearest = min(measured, key=lambda other: abs(other - index))
         ratio = arithmetic(config) / arithmetic(configs[nearest])
         step = measured[nearest] * ratio**TIME_EXPONENT
-        return predict(config, batch_of(config), step, text, law, clock.training())
+        return predict(config, batch_of(config), step, text, law, clock.training(), distil)
 
     measure(first)
     # On a GPU, the next size takes as long again, because its kernels may have to be compiled.
@@ -169,15 +177,15 @@ def search_sizes(
         measured[first] *= (1 + 1 / (1 << smaller)) / 2  # cautious: less than in proportion
     end = time.monotonic() + min(share * clock.training(), clock.measuring())
     while len(measured) < MOST_TIMED and time.monotonic() + another < end:
-        bits = [estimate(index).bits_per_byte for index in range(len(configs))]
-        best = bits.index(min(bits))
+        scores = [estimate(index).score for index in range(len(configs))]
+        best = scores.index(min(scores))
         close = (n for n in (best, best - 1, best + 1) if 0 <= n < len(configs))
         untimed = next((n for n in close if n not in measured), None)
         if untimed is None or clock.measuring() <= took:
             break
         measure(untimed)
     # Other work on the machine may have slowed a trial: time the best sizes again.
-    again = sorted(measured, key=lambda index: estimate(index).bits_per_byte)[:TIMED_AGAIN]
+    again = sorted(measured, key=lambda index: estimate(index).score)[:TIMED_AGAIN]
     for index in again if on_cpu and len(measured) > 1 else ():
         if time.monotonic() + took < end and clock.measuring() > took:
             measure(index)
@@ -185,12 +193,12 @@ def search_sizes(
     # If even the smallest timed size would get few steps, consider all smaller sizes too.
     slow = estimate(min(measured)).steps < FEW_STEPS
     tried = [estimate(n) for n in (range(max(measured) + 1) if slow else sorted(measured))]
-    least = min(each.bits_per_byte for each in tried)
-    return next(each for each in tried if each.bits_per_byte <= tolerance(each) * least), tried
+    least = min(each.score for each in tried)
+    return next(each for each in tried if each.score <= tolerance(each) * least), tried
 
 
 def tolerance(estimate: SizeEstimate) -> float:
-    """A smaller model wins if its bits per byte are within this factor of the best. Larger models
+    """A smaller model wins if its score is within this factor of the best. Larger models
     are better than predicted if the text is hardly repeated; then there is no tolerance."""
     return AS_GOOD if estimate.passes >= REPEATED else 1.0
 
@@ -258,16 +266,35 @@ def soft_target_columns(vocab_size: int, tokens: int, device: str) -> int:
     return int((room - 2) // (4 if vocab_size <= 1 << 15 else 6))  # with their ids, and the rest
 
 
+def may_distil(plan: Chosen[TrainSettings], text: TextStats, processes: int) -> bool:
+    """Whether the time left after MOST_PASSES passes may be used to train more models."""
+    names = ("teachers", "steps", "epochs", "tokens", "early_context")  # students see other windows
+    tokens = text.all_tokens or text.tokens
+    columns = soft_target_columns(text.vocab_size, tokens, plan.settings.device)
+    return processes == 1 and columns >= recipe.LEAST_COLUMNS and all(map(plan.open, names))
+
+
 def predict(
-    config: GPTConfig, batch: int, step: float, text: TextStats, law: Law, seconds: float
+    config: GPTConfig,
+    batch: int,
+    step: float,
+    text: TextStats,
+    law: Law,
+    seconds: float,
+    distil: bool,
 ) -> SizeEstimate:
-    """Predict the result of all the steps that fit into `seconds`, up to MOST_PASSES passes."""
+    """Predict the result of all the steps that fit into `seconds`: up to MOST_PASSES passes, and
+    then, with `distil`, those of more models."""
     tokens = batch * config.context
     enough = math.ceil(recipe.MOST_PASSES * text.tokens / tokens)
     steps = max(1, min(int(seconds / step), enough))
+    teachers = 0
+    if distil and steps == enough:
+        predicted = (text.all_tokens or text.tokens) / text.tokens  # epochs
+        teachers = recipe.affordable_teachers(steps * step, predicted, seconds)
     passes = steps * tokens / text.tokens
     bits = law.bits_per_byte(non_embedding_parameters(config), passes * text.size, steps)
-    return SizeEstimate(config, batch, step, steps, steps * step, passes, bits)
+    return SizeEstimate(config, batch, step, steps, steps * step, passes, bits, teachers)
 
 
 def arithmetic(config: GPTConfig) -> float:

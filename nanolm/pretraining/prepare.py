@@ -40,7 +40,6 @@ from nanolm.training.events import Notify
 from nanolm.training.settings import DEFAULT_SPLIT, TrainSettings
 
 READ_BYTES_PER_SECOND = 50_000  # of text, approximately, on a CPU
-COSTLY_VOCAB = 8_192  # of a model that a CPU trains in minutes: 4 layers of width 128
 PLANNING_SECONDS = 0.5  # for planning, besides PLANNING_SHARE
 LEAST_TEXT_SHARE = 0.06  # of the time, at least, for preparing the text
 NGRAM_SECONDS = 1.5  # to count n-grams, approximately
@@ -131,7 +130,8 @@ def prepare_text(
         tokenizer=tokenizer,
         vocab_size=settings.vocab_size,
         most_doublings=doublings(budget * READ_BYTES_PER_SECOND) if budget and on_cpu else None,
-        costly_vocab=COSTLY_VOCAB if on_cpu else None,
+        # A power of two, so that a text is not prepared again for any other number of minutes.
+        seconds=budget and (2 ** round(math.log2(budget)) if on_cpu else math.inf),
         max_bytes=settings.max_bytes,
         lowercase=settings.lowercase,
     )

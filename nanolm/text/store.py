@@ -74,7 +74,7 @@ class TextRequest:
     vocab_size: int | None = None
     most_doublings: int | None = None  # of the vocabulary, if the text is too long for the time
     measured: int = MEASURED_BYTES  # bytes to measure vocabulary sizes on; 0: no time for that
-    costly_vocab: int | None = None  # whose last layer takes as long as all others, on a CPU
+    seconds: float | None = None  # for training on a CPU, approximately; infinity on a GPU
     max_bytes: int | None = None  # of text; only part of a larger one is used
     lowercase: bool | None = False  # convert the text; None: chosen
 
@@ -327,7 +327,7 @@ def _key(
 
     fingerprints = {"corpus": corpus, "validation": held_out}
     if kind in (None, "bpe") and request.vocab_size is None:
-        sizes = (request.most_doublings, request.measured, request.costly_vocab)
+        sizes = (request.most_doublings, request.measured, request.seconds)
         key = named(kind, None, *sizes, *weights)
         return key, fingerprints, lambda size: named("bpe", size, *weights)
     trained = (
@@ -367,7 +367,7 @@ def _prepare(request: TextRequest, texts: Texts, folder: Path, cache: Path, repo
             raise DataError(f"{listed(names, 5)}: {few}")
         tokenizer = request.tokenizer
         if not isinstance(tokenizer, Tokenizer):
-            vocabulary = (request.most_doublings, request.measured, request.costly_vocab)
+            vocabulary = (request.most_doublings, request.measured, request.seconds)
             sizes = (request.vocab_size, report, *vocabulary)
             corpus = stack.enter_context(concatenated(parts, cache)) if weights else parts[0]
             weighted = [*zip(parts, weights, strict=True)] if weights else []

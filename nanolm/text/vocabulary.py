@@ -3,10 +3,12 @@
 A small vocabulary needs many tokens for a word; in a large one, most tokens are rarely seen. So the
 size is measured: a sample is encoded with several sizes, and a trigram model of nine tenths of it
 is evaluated on the rest. The smallest size within one percent of the best wins, since small
-vocabularies also train faster. On a CPU, where the last layer takes a large part of a step, the
-size is chosen for the number of steps too.
+vocabularies also train faster. On a CPU, the last layer takes a large part of a step, so the size
+decides how many epochs fit into the time. In many epochs over a small text, a model overfits less
+with a smaller vocabulary.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -17,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanolm.choice import Choice, Report
+from nanolm.formats import readable
 from nanolm.machine import available_threads
 from nanolm.text.bpe import Pair, learn, merges_in_order
 from nanolm.text.corpus import Corpus
@@ -29,7 +32,13 @@ MEASURED_BYTES = 4_000_000  # of text, to measure vocabulary sizes on
 VOCAB_SIZES = (512, 1024, 2048, 4096, 8192, 16_384)
 USUAL_VOCAB, LARGEST_VOCAB = 1024, 32_768
 TOLERANCE = 1.01
-TIME_EXPONENT = 0.072  # loss ~ time per byte ** 0.072
+MANY_EPOCHS = 20  # more hardly help
+CPU_SPEED = 2e8  # tokens per second, times (vocabulary + the one whose layer takes as long as
+COSTLY_VOCAB = 8_192  # all others): of a model that a CPU trains in minutes, 4 x 128
+TIME_EXPONENT = 0.072  # loss ~ epochs ** -0.072
+# After MANY_EPOCHS over a megabyte, loss ~ vocabulary ** 0.0165, apart from the trigram model's.
+# For a smaller text, the exponent is larger (docs/experiments.md).
+OVERFITTING, OVERFITTING_BYTES, SMALL_TEXT_EXPONENT = 0.0165, 1_000_000, 0.5
 COUNTED_ALONE = 8_000_000  # bytes; fewer are counted before other processes would have started
 COUNTED_BYTES = 1 << 19  # per request to a process
 SHIFT_TOKENS = 20_000  # from each side, to compare validation with training text
@@ -45,7 +54,7 @@ def make_tokenizer(
     report: Report,
     most_doublings: int | None = None,
     measured: int = MEASURED_BYTES,
-    costly: int | None = None,
+    seconds: float | None = None,
     mix: Sequence[tuple[Corpus, float]] = (),
     lowercase: bool = False,
 ) -> tuple[Tokenizer, list[Choice]]:
@@ -67,7 +76,7 @@ def make_tokenizer(
             report("collecting characters", stop, corpus.length)
         return Characters(sorted(characters)), choices
     if vocab_size is None:
-        choice, vocab_size = choose_vocabulary(corpus, report, most_doublings, measured, costly)
+        choice, vocab_size = choose_vocabulary(corpus, report, most_doublings, measured, seconds)
         choices.append(choice)
     words = count_mix(mix, report) if mix else count_corpus(corpus, available_threads(), report)
     merges = learn(words, vocab_size and vocab_size - SPECIAL, partial(report, "learning merges"))
@@ -79,11 +88,11 @@ def choose_vocabulary(
     report: Report,
     most_doublings: int | None = None,
     measured: int = MEASURED_BYTES,
-    costly: int | None = None,
+    seconds: float | None = None,
 ) -> tuple[Choice, int | None]:
     """The vocabulary size for byte-pair encoding; None means merging until words are tokens.
     `measured` is the number of bytes there is time to measure; with 0, a default size is used.
-    `costly` is the size whose last layer takes as long as all others, if that matters."""
+    `seconds` is the time for training on a CPU; infinity: enough for MANY_EPOCHS, None: unknown."""
     size = corpus.length
     if size < TINY_CORPUS:
         tiny = f"{TINY_CORPUS // 1000} kB"
@@ -93,14 +102,18 @@ def choose_vocabulary(
         reason = "suits a megabyte of text; no time to measure other sizes"
         return Choice("vocabulary", USUAL_VOCAB, reason), USUAL_VOCAB
     tokens, bits = measure_sizes(corpus, report, measured)
+    tokens = {n: count * size / min(measured, size) for n, count in tokens.items()}
     best = min(bits.values())
     chosen = next(number for number, value in bits.items() if value <= best * TOLERANCE)
     table = ", ".join(f"{value:.3f} at {number:,}" for number, value in bits.items())
     reason = f"the smallest within 1% of the best bits per byte of a trigram model: {table}"
-    if costly:
-        loss = {n: bits[n] * (tokens[n] * (costly + n)) ** TIME_EXPONENT for n in bits}
+    if seconds and (seconds < math.inf or size < OVERFITTING_BYTES):
+        epochs = {n: possible_epochs(n, count, seconds) for n, count in tokens.items()}
+        exponent = OVERFITTING * (OVERFITTING_BYTES / size) ** SMALL_TEXT_EXPONENT / MANY_EPOCHS
+        loss = {n: bits[n] * n ** (exponent * epochs[n]) / epochs[n] ** TIME_EXPONENT for n in bits}
         chosen = min(loss, key=loss.__getitem__)
-        reason = f"the best for this time on a CPU; bits per byte of a trigram model: {table}"
+        number = readable(epochs[chosen], 1)
+        reason = f"the best for about {number} epochs; bits per byte of a trigram model: {table}"
     if times := doublings(size):
         reason += f"; measured on {measured / 1e6:.2g} MB, "
         if most_doublings is not None and most_doublings < times:
@@ -110,6 +123,11 @@ def choose_vocabulary(
             reason += f"then increased for {size / 1e6:,.0f} MB"
         chosen = min(LARGEST_VOCAB, chosen << times)
     return Choice("vocabulary", chosen, reason), chosen
+
+
+def possible_epochs(vocab_size: int, tokens: float, seconds: float) -> float:
+    """How many epochs of a text a CPU can train in this time, approximately; no more than help."""
+    return min(MANY_EPOCHS, seconds * CPU_SPEED / (tokens * (COSTLY_VOCAB + vocab_size)))
 
 
 def count_corpus(corpus: Corpus, processes: int, report: Report) -> Counter[bytes]:
@@ -151,7 +169,7 @@ def doublings(size: float) -> int:
 
 def measure_sizes(
     corpus: Corpus, report: Report, measured: int
-) -> tuple[dict[int, int], dict[int, float]]:
+) -> tuple[dict[int, float], dict[int, float]]:
     """By vocabulary size: the number of tokens of a sample, and the bits per byte of held-out text
     under a trigram model."""
     report("measuring vocabularies", 0, len(VOCAB_SIZES))
@@ -168,7 +186,7 @@ def measure_sizes(
     new_merges = merges_in_order(count_words(seen))
     merges: list[Pair] = []
     size = sum(len(text.encode()) for text in held_out)
-    tokens: dict[int, int] = {}
+    tokens: dict[int, float] = {}
     bits: dict[int, float] = {}
     for done, number in enumerate(VOCAB_SIZES, start=1):
         merges += islice(new_merges, number - 256 - len(merges))

@@ -177,6 +177,20 @@ def test_the_remaining_time_is_for_teachers(
     assert make_plan(asked, text).settings.teachers == 0
 
 
+def test_a_smaller_model_leaves_time_for_teachers(timed: list[int]) -> None:
+    text, asked = a_text(1_000_000), replace(OPEN, minutes=60.0)
+    alone, plan = make_plan(replace(asked, teachers=0), text), make_plan(asked, text)
+    assert plan.settings.teachers and not alone.settings.teachers
+    assert (plan.settings.dim or 0) < (alone.settings.dim or 0)
+    shown = next(choice for choice in plan.choices if choice.what == "model")
+    assert shown.reason.endswith("; small enough to train several and distill them")
+    assert plan.forecast and alone.forecast
+    assert plan.forecast.bits_per_byte < alone.forecast.bits_per_byte
+    # With more time, the larger model leaves enough for teachers, and is better than more of them.
+    longer = make_plan(replace(asked, minutes=200.0), text)
+    assert longer.settings.teachers and longer.settings.dim == alone.settings.dim
+
+
 def test_windows_grow_on_a_cpu_when_the_learning_rate_decays(timed: list[int]) -> None:
     asked = replace(OPEN, minutes=3.0)
     plain = make_plan(replace(asked, context=128, batch=24), a_text(2_000_000)).settings

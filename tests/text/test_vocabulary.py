@@ -52,6 +52,25 @@ def test_a_large_text_is_sampled_and_gets_more(monkeypatch: pytest.MonkeyPatch) 
     assert "no time to read all" in kept.reason
 
 
+def test_many_epochs_of_a_small_text_suit_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    bits = {512: 2.274, 1024: 2.236, 2048: 2.229}  # of 135 kB of Shakespeare
+    tokens = {512: 64_378.0, 1024: 48_444.0, 2048: 39_582.0}
+    monkeypatch.setattr(vocabulary, "measure_sizes", lambda *_: (tokens, bits))
+
+    def chosen(size: int, seconds: float | None) -> int | None:
+        monkeypatch.setattr(vocabulary, "MEASURED_BYTES", size)
+        with corpus_of("four" * (size // 4)) as corpus:
+            choice, number = choose_vocabulary(corpus, quiet, measured=size, seconds=seconds)
+        if seconds and number != 1024:
+            assert f"for about {'20' if seconds > 60 else '2'} epochs" in choice.reason
+        return number
+
+    assert chosen(135_000, None) == 1024
+    assert chosen(135_000, 120) == chosen(135_000, math.inf) == 512
+    assert chosen(135_000, 4) == 2048  # too little time for many epochs
+    assert chosen(1_200_000, math.inf) == 1024
+
+
 def test_where_there_is_no_time_to_measure() -> None:
     with corpus_of("".join(f"line {n * n % 7919} of it\n" for n in range(10_000))) as corpus:
         choice, size = choose_vocabulary(corpus, quiet, measured=False)
