@@ -11,12 +11,14 @@ from nanolm.cli.options import Command, device_option, json_option, unknown, unw
 from nanolm.errors import UsageError, refuse
 from nanolm.training.settings import DEVICES
 
+OUT = "inspect.html"
+
 
 @click.command("inspect", cls=Command)
 @click.argument("run")
 @click.argument("text", nargs=-1, metavar="[TEXT]...")
 @click.option("--file", metavar="FILE", help="Read the text from a file; - is stdin.")
-@click.option("--out", metavar="FILE", default="inspect.html", show_default=True, help="HTML page.")
+@click.option("--out", metavar="FILE", help="HTML page.  [default: inspect.html]")
 @click.option("--head", metavar="LAYER.HEAD", help="Head to enlarge, such as 3.2.")
 @click.option(
     "--top",
@@ -36,7 +38,7 @@ def command(
     run: str,
     text: tuple[str, ...],
     file: str | None,
-    out: str,
+    out: str | None,
     head: str | None,
     top: int,
     walk: bool,
@@ -63,7 +65,7 @@ def command(
     """
     flags = {"--word": word, "--neighbours": neighbours, "--positions": positions}
     modes = [flag for flag, value in flags.items() if value]
-    problems = unwritable("--out", None if as_json else out)
+    problems = unwritable("--out", None if as_json else out or OUT)
     if len(modes) > 1:
         problems.append(f"use only one of {', '.join(modes)}")
     problems += unknown("--device", device, DEVICES)
@@ -99,7 +101,7 @@ def command(
     if file is not None:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         text = (data.decode("utf-8", "replace").strip(),)
-    inspector = Inspector(run, Path(out), Path(png) if png is not None else None, as_json)
+    inspector = Inspector(run, Path(out or OUT), Path(png) if png is not None else None, as_json)
     if is_classifier(folder) and walk:
         raise UsageError(f"{run} is a classifier; --walk needs a model that generates text")
     if is_classifier(folder):
@@ -126,7 +128,7 @@ def command(
     elif word:
         inspector.word(loaded, word, list(text))
     elif neighbours:
-        inspector.neighbours(loaded, neighbours)
+        inspector.neighbours(loaded, neighbours, page=out is not None)
     elif positions:
         inspector.positions(loaded)
     else:

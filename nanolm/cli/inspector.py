@@ -202,7 +202,7 @@ class Inspector:
         titles = ["embedding", *(f"after layer {n}" for n in range(1, len(cosines)))]
         self.draw("word.png", matrices_png, list(zip(titles, cosines, strict=True)))
 
-    def neighbours(self, loaded: "LanguageModel", word: str) -> None:
+    def neighbours(self, loaded: "LanguageModel", word: str, page: bool) -> None:
         from nanolm.inspect.vectors import neighbours, token_of
 
         id = token_of(loaded.tokenizer, word)
@@ -212,6 +212,11 @@ class Inspector:
             pairs = zip(near, cosines, strict=True)
             values = [{"token": text, "cosine": round(cosine, 6)} for text, cosine in pairs]
             print_json({"model": self.run, "token": token, "neighbours": values})
+            return
+        if page:
+            from nanolm.inspect.page import neighbours_page
+
+            write_page(self.out, neighbours_page(token, near, cosines, {"model": self.run}))
             return
         for text, cosine in zip(near, cosines, strict=True):
             click.echo(f"{cosine:6.3f}  {printable(text)}")

@@ -7,6 +7,7 @@ import base64
 import json
 import math
 import zlib
+from collections.abc import Sequence
 from html import escape
 from string import Template
 
@@ -173,8 +174,8 @@ def pattern_table(heads: list[list[HeadPattern]]) -> str:
         if head.kind != MIXED
     ]
     rest = sum(map(len, heads)) - len(rows)
-    note = f"<p>Heads without a clear pattern: {rest:,}.</p>" if rest else ""
-    return webpage.table(["head", "pattern on this text"], rows, "habits") + note
+    table = webpage.table(["head", "pattern on this text"], rows, "habits") if rows else ""
+    return table + (f"<p>Heads without a clear pattern: {rest:,}.</p>" if rest else "")
 
 
 def layer_table(tokenizer: Tokenizer, layers: list[Predictions], tokens: list[str]) -> str:
@@ -227,6 +228,18 @@ def word_page(word: Occurrences, facts: dict[str, str]) -> str:
     body = filled("word", contexts=contexts, chart=picture, layers=layers)
     title = f"“{word.word}”: {counted(count, 'occurrence')}"
     return webpage.page(title, facts, body, STYLE_SHEET)
+
+
+def neighbours_page(
+    token: str, near: list[str], cosines: Sequence[float], facts: dict[str, str]
+) -> str:
+    """The tokens nearest to one, by the cosine similarity of their embeddings."""
+    rows = (
+        f'<td>{marked(text)}</td><td class="{tint(cosine)}">{cosine:.3f}</td>'
+        for text, cosine in zip(near, cosines, strict=True)
+    )
+    table = webpage.table(["token", "cosine similarity"], rows)
+    return webpage.page(f"Tokens nearest to “{token}”", facts, table, STYLE_SHEET)
 
 
 def positions_page(kind: str, vectors: Floats, facts: dict[str, str]) -> str:

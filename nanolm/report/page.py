@@ -291,13 +291,23 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def comparison_page(runs: Sequence[Run]) -> str:
     data = [read_run(run) for run in runs]
     names = distinct([str(run.path) for run in runs])
-    what = measure_name(MEASURES[data[0].verb])
-    key = f"val_{MEASURES[data[0].verb]}"
+    measures: dict[
+        str, list[tuple[RunData, str]]
+    ] = {}  # runs of different kinds have different ones
+    for each, name in zip(data, names, strict=True):
+        measures.setdefault(MEASURES[each.verb], []).append((each, name))
+    what = ", ".join(map(measure_name, measures))
     charts = []
     for x in ("step", "epoch", "seconds"):
         if x != "epoch" or all(each.steps_per_epoch for each in data):
-            series = [each.series(key, name, x) for each, name in zip(data, names, strict=True)]
-            charts.append(Chart(f"{what}, by {x}", [Panel(f"{what} (validation)", series)], x))
+            panels = [
+                Panel(
+                    f"{measure_name(measure)} (validation)",
+                    [each.series(f"val_{measure}", name, x) for each, name in runs_with_it],
+                )
+                for measure, runs_with_it in measures.items()
+            ]
+            charts.append(Chart(f"{what}, by {x}", panels, x))
     columns = side_by_side([summary(each) for each in data])
     settings = [(setting, *values) for setting, values in differing(data).items()]
     sections = {

@@ -82,6 +82,9 @@ def test_words_neighbours_and_positions(trained: Path, cli: Cli, tmp_path: Path)
     shown = cli("inspect", trained, "--neighbours", "dog")
     assert len(shown.stdout.splitlines()) == 10
     assert float(shown.stdout.split()[0]) <= 1
+    shown = cli("inspect", trained, "--neighbours", "dog", "--out", "n.html")
+    assert "wrote n.html" in shown.stderr and not shown.stdout
+    assert (tmp_path / "n.html").read_text(encoding="utf-8").count("<tr>") == 11
     shown = cli("inspect", trained, "--positions", "--out", "p.html")
     assert '<canvas class="heat"' in (tmp_path / "p.html").read_text(encoding="utf-8")
 

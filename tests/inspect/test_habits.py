@@ -17,7 +17,7 @@ def test_a_head_of_the_tiny_model_is_named(cli: Cli, tmp_path: Path) -> None:
         out=tmp_path / "run",
         preset="nano",
         context=64,
-        steps=160,
+        steps=240,
         dropout=0.6,
         val_split="end",
     )

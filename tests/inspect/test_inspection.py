@@ -11,7 +11,7 @@ from models import of_family
 from nanolm.errors import UsageError
 from nanolm.inspect.attribution import attribute
 from nanolm.inspect.heads import describe_heads, pattern_masks
-from nanolm.inspect.inspection import inspect_text
+from nanolm.inspect.inspection import Inspection, inspect_text
 from nanolm.inspect.page import inspection_page
 from nanolm.inspect.vectors import (
     mean_similarities,
@@ -96,6 +96,17 @@ def test_heads_that_do_nothing_in_particular() -> None:
     assert (head.kind, other.kind) == ("spread", "mixed")
     assert head.spread == pytest.approx(1)
     assert other.spread < 0.9
+
+
+def test_a_page_without_habits_has_no_empty_table() -> None:
+    mixed = np.random.default_rng(1).random((1, 1, 30, 30)).astype(np.float32) ** 8
+    weights = attention(mixed[0, 0])[None, None]
+    seen = Inspection(list(range(30)), weights, [])
+    heads = describe_heads(weights, seen.ids)
+    assert [[head.kind for head in row] for row in heads] == [["mixed"]]
+    page = inspection_page(train_tokenizer([], "byte"), seen, heads, {})
+    assert "Heads without a clear pattern: 1" in page and 'class="habits"' not in page
+    assert "darker" not in page  # in dark mode, it is the other way round
 
 
 def test_a_text_of_one_token_has_heads_too() -> None:

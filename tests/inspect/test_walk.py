@@ -188,7 +188,7 @@ def test_the_page_computes_the_numbers_of_the_model(
 def test_every_stage_by_keyboard_and_a_token_more(browser: Browser, tmp_path: Path) -> None:
     model = of_family("modern", vocab_size=258, context=16)
     opened(browser, tmp_path, walk_through(model, IDS))
-    titles = []
+    titles: list[str] = []
     while not titles or titles[-1] != browser.value("find('title').textContent"):
         titles.append(browser.value("find('title').textContent"))
         for width, dark in ((390, True), (1440, False)):

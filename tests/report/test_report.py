@@ -77,6 +77,19 @@ def test_several_runs_on_one_page(trained: Path, ended: tuple[Journey, Path]) ->
     assert f">{trained.name}<" in page
 
 
+def test_runs_of_different_kinds_have_a_panel_each(trained: Path, tmp_path: Path) -> None:
+    labels = Run(tmp_path / "labels")
+    labels.path.mkdir()
+    settings = Run(trained).settings()
+    del settings["corpus"]
+    labels.begin(settings | {"data": ["reviews.tsv"]}, Run(trained).facts())
+    labels.metrics.write_text('{"step": 1, "seconds": 1.0, "val_accuracy": 0.5}\n' * 2)
+    page = comparison_page([Run(trained), labels])
+    assert "bits per byte (validation)" in page and "accuracy (validation)" in page
+    first_chart = page.partition("<svg")[2].partition("</svg>")[0]
+    assert trained.name in first_chart and "labels" in first_chart
+
+
 def test_the_list_of_runs(tmp_path: Path, trained: Path) -> None:
     stopped, broken = Run(tmp_path / "b-stopped"), tmp_path / "c-broken"
     facts = Run(trained).facts()

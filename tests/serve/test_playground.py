@@ -1,6 +1,7 @@
 """The page in a real browser: type, stream, stop, branch, switch, classify."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,7 +133,14 @@ def test_it_streams_and_stops(browser: Browser, start: Start) -> None:
     browser.point("#stop", click=True)
     browser.wait(IDLE)
     count = browser.value("document.querySelectorAll('.token').length")
-    assert "stopped" in browser.value("document.querySelector('.text header').textContent")
+    header = browser.value("document.querySelector('.text header').textContent")
+    assert re.search(r", stopped, seed \d+", header)
+    put(browser, "#param-seed", "abc")
+    browser.point("#write", click=True)
+    browser.wait("!document.getElementById('problem').hidden")
+    problem = browser.value("document.getElementById('problem').textContent")
+    assert "seed abc: use a whole number" in problem
+    put(browser, "#param-seed", "")
     browser.point("#write", click=True)  # again, with the keyboard
     browser.wait(f"!({IDLE}) && document.querySelectorAll('.token').length > 20")
     press(browser, "Escape")

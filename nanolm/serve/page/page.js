@@ -114,6 +114,7 @@ const settings = () => {
   if (params.ban.value()) given.ban = [params.ban.value()];
   // A random seed is chosen here so that the page can show it.
   const seed = params.seed.value().trim();
+  if (!/^\d*$/.test(seed)) throw new Error(`seed ${seed}: use a whole number, or nothing for a random one`);
   given.seed = seed === "" ? Math.floor(Math.random() * 1e6) : Number(seed);
   return given;
 };
@@ -216,7 +217,7 @@ const write = async (texts, ids, given) => {
     problem(error);
     if (error.name !== "AbortError") said = "";
   }
-  for (const text of texts) if (!text.done) text.say(`${counted(text.tokens.length)}, stopped`);
+  for (const text of texts) if (!text.done) text.say(`${counted(text.tokens.length)}, stopped, seed ${given.seed}`);
   find("status").textContent = said;
   busy(false);
 };
@@ -224,9 +225,10 @@ const write = async (texts, ids, given) => {
 const start = async () => {
   if (controller) return;
   problem(null);
-  const text = find("prompt").value, given = settings();
+  const text = find("prompt").value;
   busy(true);
   try {
+    const given = settings();
     const {ids} = await asked("/v1/tokenize", {model: model.id, text}, controller.signal);
     const texts = Array.from({length: given.n}, (_, place) =>
       new Text(`Text ${place + 1}`, text, ids, [], given));
