@@ -81,10 +81,10 @@ def command(
         problems.append('no text; give "TEXT" or --file FILE')
     elif len(text) > 1 and not word:
         problems.append("only --word takes several texts; quote a text that has spaces")
-    if png is not None and neighbours:
-        problems.append("--png cannot be used with --neighbours, which has no figures")
     if walk and (modes or head or png):
         problems.append(f"--walk cannot be used with {[*modes, '--head' if head else '--png'][0]}")
+    if png is not None and neighbours:
+        problems.append("--png cannot be used with --neighbours, which has no figures")
     elif png is not None and Path(png).exists() and not Path(png).is_dir():
         problems.append(f"--png {png}: must be a folder")
     refuse(problems)

@@ -42,21 +42,22 @@ class Inspector:
         self.draw("predictions.png", predictions_png, inspection, partial(shown, loaded.tokenizer))
 
     def walk(self, loaded: "LanguageModel", text: str) -> None:
-        from nanolm.inspect.walk import MOST_TOKENS
+        from nanolm.inspect.walk import walk_window
 
-        window = min(MOST_TOKENS, loaded.model.window() or MOST_TOKENS)
-        ids = cut(loaded.tokenizer.encode_prompt(text), window)
+        ids = cut(loaded.tokenizer.encode_prompt(text), walk_window(loaded.model))
         self.walk_through(loaded.model, loaded.tokenizer, ids)
 
     def translation_walk(self, translator: "Translator", text: str) -> None:
-        """Translate a text, and show how each token was predicted."""
-        from nanolm.inspect.walk import MOST_TOKENS
+        """Translate the beginning of a text, and show how each token was predicted."""
+        from nanolm.inspect.walk import walk_window
 
         tokenizer, encoder = translator.tokenizer, translator.encoder
-        source = cut(translator.source_ids(text), MOST_TOKENS)
-        translation = translator.translate(text)
+        window = walk_window(translator.model)
+        part = encoder.decode(cut(encoder.encode(text.strip()), window - 1))
+        translation = translator.translate(part)
         tokens = [id for id in translation.tokens if id not in tokenizer.stops]
-        ids = cut([tokenizer.start_of_text, *tokens], MOST_TOKENS)
+        ids = cut([tokenizer.start_of_text, *tokens], window)
+        source = [*encoder.encode(part)[: window - 1], encoder.end_of_text]
         self.walk_through(translator.model, tokenizer, ids, source, encoder)
 
     def walk_through(
@@ -79,7 +80,7 @@ class Inspector:
                     "stage": stage.role,
                     **({"side": stage.side} if stage.side else {}),
                     **({"layer": stage.layer} if stage.layer else {}),
-                    "values": rounded(stage.values.nan_to_num(neginf=MASKED_SCORE)),
+                    "values": rounded(stage.values.clamp(min=MASKED_SCORE)),
                 }
                 for stage in walk.stages
             ]

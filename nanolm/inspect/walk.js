@@ -1,4 +1,4 @@
-// One forward pass, computed from the model's weights; or the summary of one, for a larger model.
+// One forward pass, computed from the model's weights; for a larger model, a summary of one.
 const data = JSON.parse(find("data").textContent);
 const {roles, names, exact} = data, ids = [...data.ids], stages = data.stages;
 stages.push({role: "next", side: stages.at(-1).side, layer: 0, op: "next", inputs: [stages.length - 1]});
@@ -82,8 +82,10 @@ const OPS = {
         - (slopes ? slopes[h] * (r - c) : 0));
   },
   softmax: ([x]) => {
-    const totals = tensor(x.heads, x.rows, 1, (r, _, h) => sum(range(x.cols).map(c => Math.exp(at(x, r, c, h)))));
-    return tensor(x.heads, x.rows, x.cols, (r, c, h) => Math.exp(at(x, r, c, h)) / at(totals, r, 0, h));
+    const top = tensor(x.heads, x.rows, 1, (r, _, h) => Math.max(...range(x.cols).map(c => at(x, r, c, h))));
+    const power = (r, c, h) => Math.exp(at(x, r, c, h) - at(top, r, 0, h));  // does not overflow
+    const totals = tensor(x.heads, x.rows, 1, (r, _, h) => sum(range(x.cols).map(c => power(r, c, h))));
+    return tensor(x.heads, x.rows, x.cols, (r, c, h) => power(r, c, h) / at(totals, r, 0, h));
   },
   mix: ([shares, v], _, options) => {
     const width = v.cols / options.kv_heads;
@@ -127,8 +129,8 @@ const label = id => names[id] ?? id;
 const tokensOf = side => side === "encoder" ? data.source : ids;
 const labelsOf = side => side === "encoder" ? data.source_names : ids.map(label);
 const HOW = {
-  lookup: (_, __, {by}, r, c, h, side) => ({say: [by === "positions" ? `Row ${r + 1} of the table of positions.`
-    : `The token “${labelsOf(side)[r]}” has the id ${tokensOf(side)[r]}: that row of the table, column ${c + 1}.`]}),
+  lookup: (_, __, {by}, r, c, h, side) => ({say: [by === "positions" ? `Position ${r + 1} in the table of positions.`
+    : `The token “${labelsOf(side)[r]}” has the id ${tokensOf(side)[r]}: its row of the table, number ${c + 1}.`]}),
   add: (inputs, _, __, r, c, h, side, stage) => ({terms: inputs.map((x, n) =>
     [title(stages[stage.inputs[n]]), at(x, r, c)])}),
   scale: ([x], _, {by}, r, c) => ({terms: [["", at(x, r, c), by]]}),
@@ -155,10 +157,10 @@ const HOW = {
     const width = q.cols / options.heads, key = keyHead(h, options) * width;
     return {terms: range(width).map(i => [`query × key ${i + 1}`, at(q, r, h * width + i), at(k, c, key + i)]),
       say: [`The sum, divided by √${width}` + (options.slopes
-        ? `, minus ${show(options.slopes[h])} for each of ${r - c} tokens of distance.` : ".")]};
+        ? `, minus ${show(options.slopes[h])} × distance ${r - c}.` : ".")]};
   },
   softmax: ([x], _, __, r, c, h, side, stage) => ({
-    say: [`e to the power of ${show(at(x, r, c, h))}, divided by the sum of those of all tokens:`],
+    say: [`exp(${show(at(x, r, c, h))}), divided by the sum of exp(score) over all tokens:`],
     terms: keysOf(stage).map((name, key) => [name, Math.exp(at(x, r, key, h))]).filter(term => term[1])}),
   mix: ([shares, v], _, options, r, c, h, side, stage) => {
     const width = v.cols / options.kv_heads, head = Math.floor(c / width);
@@ -189,8 +191,12 @@ const product = ([, left, right = 1]) => left * right;
 
 // The page: the selected stage, token, head and number.
 let stage = 0, row = ids.length - 1, head = 0, col = 0;
-const title = ({role, layer, side}) => (layer ? `Layer ${layer}: ` : "") + roles[role].name
-  + (side && !layer ? ` (${side})` : "");
+const where = ({layer, side}) => [side, layer && `layer ${layer}`].filter(Boolean).join(", ");
+const title = one => (where(one) ? `${where(one)}: ` : "").replace(/^./, letter => letter.toUpperCase())
+  + roles[one.role].name;
+const attends = one => ["scores", "softmax"].includes(one.op);
+const largest = numbers => numbers.reduce((most, number) =>
+  Number.isFinite(number) ? Math.max(most, Math.abs(number)) : most, 0) || 1;
 const keysOf = ({op, inputs}) => {  // the tokens that are attended to
   let key = stages[op === "softmax" ? stages[inputs[0]].inputs[1] : inputs[1]];
   while (!["key", "cross_key"].includes(key.role)) key = stages[key.inputs[0]];
@@ -198,26 +204,30 @@ const keysOf = ({op, inputs}) => {  // the tokens that are attended to
 };
 const element = (kind, text = "", name = "") => Object.assign(document.createElement(kind), {textContent: text, className: name});
 const percent = (part, whole) => `${100 * part / whole}%`;
-const headsOf = number => stages[number].options?.heads ?? (stages[number].options?.groups > 1
-  ? stages[number].options.groups : values[number]?.heads ?? 1);
+// The heads of a stage, and that of the selected number.
+const headsOf = ({options, op}, number) => attends({op}) ? values[number].heads
+  : options?.heads && op !== "scores" ? options.heads : options?.groups ?? 1;
+const headNow = () => attends(stages[stage]) ? Math.min(head, values[stage].heads - 1)
+  : Math.floor(col * headsOf(stages[stage], stage) / (values[stage]?.cols ?? 1));
 
 // A picture of a stage: one row for each token, one column for each number.
 const strip = (number, input) => {
-  const x = values[number], box = element("figure", "", "strip"), most = Math.max(...x.numbers.filter(Number.isFinite).map(Math.abs)) || 1;
+  const x = values[number], square = attends(stages[number]), most = largest(x.numbers);
+  const box = element("figure", "", "strip");
   const caption = element("figcaption");
   const name = title(stages[number]);
   if (input) {
     const button = element("button", name);
     button.onclick = () => go(number);
     caption.append("from ", button);
-  } else caption.textContent = x.heads > 1 ? "" : `${name}: ${x.rows} × ${stages[number].width ?? x.cols}, at most ${show(most)}`;
+  } else caption.textContent = square ? "" : `${name}: ${x.rows} × ${stages[number].width ?? x.cols}, at most ${show(most)}`;
   box.append(caption);
-  for (const h of input && x.heads > 1 ? [head] : range(x.heads)) {
+  for (const h of input && square ? [Math.min(headNow(), x.heads - 1)] : range(x.heads)) {
     const frame = element("div", "", "frame"), canvas = element("canvas");
-    if (x.heads > 1) frame.append(element("small", `head ${h + 1}`));
+    if (square) frame.append(element("small", `head ${h + 1}`));
     const whole = element("div", "", input ? "whole small" : "whole");
     whole.append(canvas);
-    if (!input && x.heads === 1) {
+    if (!input && !square) {
       const labels = element("div", "", "names");
       labels.append(...labelsOf(stages[number].side).map(name => element("span", name)));
       whole.append(labels);
@@ -227,15 +237,15 @@ const strip = (number, input) => {
       return Number.isFinite(value) ? Math.sign(value) * Math.sqrt(Math.abs(value) / most) : 0;
     });
     canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", `${name}${x.heads > 1 ? `, head ${h + 1}` : ""}`);
+    canvas.setAttribute("aria-label", `${name}${square ? `, head ${h + 1}` : ""}`);
     whole.style.setProperty("--cols", x.cols);
     whole.style.setProperty("--rows", x.rows);
-    whole.classList.toggle("square", x.heads > 1);
+    whole.classList.toggle("square", square);
     const here = Math.min(row, x.rows - 1), line = element("i", "", "line");
     line.style.top = percent(here, x.rows);
     line.style.height = percent(1, x.rows);
     whole.append(line);
-    if (!input && (x.heads === 1 || h === head)) {
+    if (!input && (!square || h === headNow())) {
       const cell = element("i", "", "cell");
       Object.assign(cell.style, {top: percent(here, x.rows), height: percent(1, x.rows),
         left: percent(Math.min(col, x.cols - 1), x.cols), width: percent(1, x.cols)});
@@ -244,7 +254,7 @@ const strip = (number, input) => {
     if (!input) whole.onpointermove = whole.onclick = ({clientX, clientY, type, buttons}) => {
       if (type === "pointermove" && !buttons) return;
       const {left, top, width, height} = canvas.getBoundingClientRect();
-      head = x.heads > 1 ? h : head;
+      if (square) head = h;
       choose(Math.floor((clientY - top) / height * x.rows), Math.floor((clientX - left) / width * x.cols));
     };
     frame.append(whole);
@@ -263,25 +273,26 @@ const go = number => {
   const {rows, cols} = values[stage] ?? values[stage - 1];
   row = Math.min(row, rows - 1);
   col = Math.min(col, cols - 1);
-  head = Math.min(head, headsOf(stage) - 1);
   render();
 };
 
 const candidates = () => {  // [id, logit], the highest first
   if (!exact) return data.best[row].map((id, n) => [id, at(values[stages.length - 2], row, n)]);
-  const logits = values.at(-1);
-  return range(logits.cols).map(id => [id, at(logits, row, id)]).sort((a, b) => b[1] - a[1]);
+  const logits = values.at(-1), known = Object.keys(names).length;  // some models pad their vocabulary
+  return range(known).filter(id => !data.unseen.includes(id)).map(id => [id, at(logits, row, id)])
+    .sort((a, b) => b[1] - a[1]);
 };
 // The probabilities before and after temperature and filters.
 const distribution = () => {
   const all = candidates(), top = all[0][1], heat = +find("temperature").value;
   const rest = exact ? 0 : Math.exp(data.rest[row] - top);
   const total = sum(all.map(([, logit]) => Math.exp(logit - top))) + rest;
-  const warm = all.map(([, logit]) => Math.exp((logit - top) / heat)), sumWarm = sum(warm);
-  const k = +find("k").value || all.length, p = +find("p").value || 1;
+  const k = Math.max(0, +find("k").value) || all.length, p = +find("p").value || 1;
+  const least = all[Math.min(k, all.length) - 1][1];  // ties are kept
+  const warm = all.map(([, logit]) => logit >= least ? Math.exp((logit - top) / heat) : 0), sumWarm = sum(warm);
   let before = 0;
   const kept = warm.map((value, n) => {
-    const keep = n < k && before < p;
+    const keep = n === 0 || before < p;
     before += value / sumWarm;
     return keep ? value : 0;
   });
@@ -305,25 +316,25 @@ const renderNumbers = () => {
   if (role === "next" || (role === "logits" && !exact)) {
     find("heading").textContent = `After “${side[row]}”`;
     const table = element("table"), shown = distribution().slice(0, 20);
-    const head = element("tr");
-    for (const name of ["token", "logit", "model", "after filters"]) head.append(element("th", name));
-    table.append(head);
+    const titles = element("tr");
+    for (const name of ["token", "logit", "model", ...exact ? ["after filters"] : []]) titles.append(element("th", name));
+    table.append(titles);
     for (const {id, logit, model, after} of shown) {
       const line = element("tr"), bar = element("td"), meter = element("i", "", "meter");
-      meter.style.width = `${Math.round(160 * after)}px`;
+      meter.style.width = `${Math.round(160 * (exact ? after : model))}px`;
       bar.append(meter);
-      for (const text of [label(id), show(logit), share(model), share(after)]) line.append(element("td", text));
+      for (const text of [label(id), show(logit), share(model), ...exact ? [share(after)] : []]) line.append(element("td", text));
       line.append(bar);
       table.append(line);
     }
     box.append(table);
     return;
   }
-  const x = values[stage], numbers = range(x.cols).map(c => at(x, row, c, x.heads > 1 ? head : 0));
-  const most = Math.max(...numbers.filter(Number.isFinite).map(Math.abs)) || 1;
-  find("heading").textContent = `Numbers of “${side[row]}” (token ${row + 1})` + (x.heads > 1 ? `, head ${head + 1}` : "");
+  const x = values[stage], numbers = range(x.cols).map(c => at(x, row, c, attends(stages[stage]) ? headNow() : 0));
+  const most = largest(numbers);
+  find("heading").textContent = `Numbers of “${side[row]}” (token ${row + 1})` + (attends(stages[stage]) ? `, head ${headNow() + 1}` : "");
   const order = role === "logits" ? range(x.cols).sort((a, b) => numbers[b] - numbers[a]).slice(0, 60) : range(x.cols);
-  const named = role === "logits" ? label : x.heads > 1 ? key => keysOf(stages[stage])[key] : () => undefined;
+  const named = role === "logits" ? label : attends(stages[stage]) ? key => keysOf(stages[stage])[key] : () => undefined;
   box.append(...order.map(place => number(numbers[place], most, named(place), place)));
 };
 const share = value => value === 0 ? "0" : value < 0.001 ? "<0.1%" : `${(100 * value).toFixed(1)}%`;
@@ -332,10 +343,10 @@ const renderHow = () => {
   const box = find("how"), one = stages[stage];
   box.replaceChildren();
   if (!exact || one.role === "next") return;
-  const h = values[stage].heads > 1 ? head : 0, value = at(values[stage], row, col, h);
+  const h = attends(one) ? headNow() : 0, value = at(values[stage], row, col, h);
   const how = HOW[one.op](inputsOf(one), weightsOf(one), one.options, row, col, h, one.side, one);
   const name = one.role === "logits" ? `the logit of “${label(col)}”`
-    : values[stage].heads > 1 ? `the number for “${keysOf(one)[col]}”` : `number ${col + 1}`;
+    : attends(one) ? `the number for “${keysOf(one)[col]}”` : `number ${col + 1}`;
   box.append(element("h3", `How ${name} became ${show(value)}`), ...(how.say ?? []).map(text => element("p", text)));
   const terms = [...(how.terms ?? [])].sort((a, b) => Math.abs(product(b)) - Math.abs(product(a)));
   const shown = [...terms.slice(0, 12), ...(how.more ?? [])], rest = terms.slice(12);
@@ -371,48 +382,53 @@ const render = () => {
       list.scrollTo({top: button.offsetTop - list.clientHeight / 2, left: button.offsetLeft - list.clientWidth / 2});
     } else button.removeAttribute("aria-current");
   });
-  const count = headsOf(stage);
+  const count = headsOf(one, stage);
   find("heads").hidden = count < 2;
-  find("head").replaceChildren(...range(count).map(h => new Option(h + 1, h, false, h === head)));
+  find("head").replaceChildren(...range(count).map(h => new Option(h + 1, h, false, h === headNow())));
   find("title").textContent = title(one);
   find("say").textContent = roles[one.role].about;
   const picture = one.role !== "next" && (exact || one.role !== "logits");
   find("pictures").replaceChildren(...one.role === "next" ? [] : one.inputs.map(number => strip(number, true)),
     ...picture ? [strip(stage, false)] : []);
   find("next").hidden = one.role !== "next";
-  find("draw").hidden = !exact || ids.length >= data.limit;
+  find("next").querySelector(".bar").hidden = !exact;
+  find("draw").disabled = ids.length >= data.limit || row < ids.length - 1;
+  if (row < ids.length - 1) find("drawn").textContent = "Select the last token to sample the next one.";
   find("heat").textContent = find("temperature").value;
   renderNumbers();
   renderHow();
-  const {where, code, idea} = roles[one.role];
+  const {where: file, code, idea} = roles[one.role];
   find("idea").textContent = `In the course (docs/course.md): ${idea}.`;
   find("code").hidden = !code;
-  find("code").querySelector("summary").textContent = `The code: ${where}`;
+  find("code").querySelector("summary").textContent = `The code: ${file}`;
   find("code").querySelector("pre").textContent = code;
 };
 
 const append = () => {
-  const all = distribution(), u = Math.random();
-  row = ids.length - 1;
-  let before = 0, chosen = null;
-  for (const {id, after} of distribution()) {
-    if (after && u < before + after) { chosen = [id, before, before + after]; break; }
-    before += after;
-  }
-  chosen ??= [all[0].id, 0, all[0].after];
-  ids.push(chosen[0]);
+  const likely = distribution().filter(({after}) => after > 0), u = Math.random();
+  let end = 0;
+  const chosen = likely.find(({after}) => u < (end += after)) ?? likely.at(-1);
+  ids.push(chosen.id);
   row = ids.length - 1;
   compute();
-  go(stage);
-  find("drawn").textContent = `The random number ${u.toFixed(3)} lies between ${chosen[1].toFixed(3)} and `
-    + `${chosen[2].toFixed(3)}: “${label(chosen[0])}”. It is now part of the text, and every stage was computed again.`;
+  render();
+  find("drawn").textContent = `The random number ${u.toFixed(3)} lies between ${(end - chosen.after).toFixed(3)} and `
+    + `${end.toFixed(3)}: “${label(chosen.id)}”. It is now part of the text, and every stage was computed again.`;
 };
 
-const nearest = step => {  // the same stage of another layer
-  const {role, side, layer} = stages[stage];
-  const match = (one, number) => one.side === side && one.layer === layer + step && (one.role === role || !layer);
-  const found = step > 0 ? stages.findIndex(match) : stages.findLastIndex(match);
-  if (found >= 0) go(found);
+const nearest = step => {  // the same stage of the next or previous layer
+  const places = stages.map((one, number) => [where(one), one.layer, number]);
+  const groups = [...new Set(places.map(([name]) => name))].map(name => places.filter(place => place[0] === name));
+  const group = groups.findIndex(group => group.some(([, , number]) => number === stage));
+  const offset = groups[group].findIndex(([, , number]) => number === stage);
+  const other = groups[group + step]?.[0][1] ? groups[group + step] : null;
+  if (other) go(other[Math.min(offset, other.length - 1)][2]);
+};
+const chooseHead = next => {
+  const count = headsOf(stages[stage], stage), chosen = Math.max(0, Math.min(next, count - 1));
+  if (attends(stages[stage])) head = chosen;
+  else col = Math.floor(chosen * values[stage].cols / count);
+  render();
 };
 const KEYS = {
   ArrowLeft: () => go(stage - 1),
@@ -423,8 +439,8 @@ const KEYS = {
   PageDown: () => nearest(1),
   ",": () => choose(row, col - 1),
   ".": () => choose(row, col + 1),
-  "[": () => { head = Math.max(0, head - 1); render(); },
-  "]": () => { head = Math.min(headsOf(stage) - 1, head + 1); render(); },
+  H: () => chooseHead(headNow() - 1),
+  h: () => chooseHead(headNow() + 1),
 };
 
 (async () => {
@@ -440,11 +456,11 @@ const KEYS = {
       values[number] = {heads, rows, cols, numbers: take(heads * rows * cols)};
     });
     data.rest = values.pop().numbers;
-    find("summed").hidden = false;
+    find("summary").hidden = false;
   }
-  let group = null;
+  let group = 0;
   stages.forEach((one, number) => {
-    const name = one.layer ? `${one.side} layer ${one.layer}` : one.side || "";
+    const name = where(one) || (number && "output");
     if (name !== group && name) find("stages").append(element("p", (group = name)));
     group = name;
     const button = element("button", roles[one.role].name);
@@ -453,7 +469,7 @@ const KEYS = {
   });
   find("back").onclick = KEYS.ArrowLeft;
   find("on").onclick = KEYS.ArrowRight;
-  find("head").onchange = ({target}) => { head = +target.value; render(); };
+  find("head").onchange = ({target}) => chooseHead(+target.value);
   for (const name of ["temperature", "k", "p"]) find(name).oninput = render;
   find("draw").onclick = append;
   document.onkeydown = event => {

@@ -5,8 +5,7 @@
     (['token', 'norm', 'query', 'key'], torch.Size([3, 512]))
 
 Each stage is computed from earlier ones by one of OPERATIONS. The page repeats the computation in
-`walk.js`, so that every number can be followed to those it is made of. Tests compare both with the
-model.
+`walk.js`, so that each number can be traced to its inputs. Tests compare both with the model.
 """
 
 import math
@@ -18,15 +17,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanolm.errors import UsageError
+from nanolm.errors import NOT_FINITE, ModelError, UsageError
 from nanolm.model.base import Network
 from nanolm.model.encoder_decoder import CrossAttention, DecoderBlock, EncoderDecoder
+from nanolm.model.fast.quantized import QuantizedLinear
 from nanolm.model.gpt import GPT, NONLINEARITIES, Attention, Block, FeedForward
 from nanolm.model.positions import alibi_slopes, rotate
 from nanolm.model.rnn import Cell, Recurrent
 
 MOST_TOKENS = 32  # of a text
 MOST_POSITIONS = 64  # of tables: the page can append tokens
+LARGE = 1_000_000  # parameters
 PARTS = {
     "rnn": ["state"],
     "lstm": ["input_gate", "forget_gate", "new", "output_gate", "cell", "state"],
@@ -58,8 +59,9 @@ class Walk:
 
 @torch.inference_mode()
 def walk_through(model: Network, ids: list[int], source: list[int] | None = None) -> Walk:
-    limit = min(model.config.context, MOST_POSITIONS)
-    walker = Walker(model, Walk(ids, limit, source or []))
+    if any(isinstance(module, QuantizedLinear) for module in model.modules()):
+        raise UsageError("a walk needs the original weights; omit --int8 or --int4")
+    walker = Walker(model, Walk(ids, walk_limit(model), source or []))
     if isinstance(model, GPT):
         walker.gpt(model)
     elif isinstance(model, Recurrent):
@@ -67,15 +69,29 @@ def walk_through(model: Network, ids: list[int], source: list[int] | None = None
     elif isinstance(model, EncoderDecoder):
         walker.encoder_decoder(model)
     else:
-        raise UsageError("--walk: recurrent models of pairs are not supported")
+        raise UsageError("--walk: recurrent sequence-to-sequence models are not supported")
+    if not walker.walk.stages[-1].values.isfinite().all():
+        raise ModelError(NOT_FINITE)
     return walker.walk
 
 
+def walk_window(model: Network) -> int:
+    """How many tokens of a text are shown."""
+    return min(MOST_TOKENS, walk_limit(model))
+
+
+def walk_limit(model: Network) -> int:
+    """The most tokens there can be, with those that are appended."""
+    window = None if isinstance(model, Recurrent) else model.config.context
+    return min(MOST_POSITIONS, window or MOST_POSITIONS)
+
+
 class Walker:
-    """Computes the stages of a model, in double precision."""
+    """Computes the stages of a model; of a small one, in double precision."""
 
     def __init__(self, model: Network, walk: Walk) -> None:
         self.walk, self.side, self.layer = walk, "", 0
+        self.dtype = torch.float64 if model.parameter_count() < LARGE else torch.float32
         self.names = {id(parameter): name for name, parameter in model.named_parameters()}
 
     def add(
@@ -88,9 +104,10 @@ class Walker:
     ) -> int:
         """Compute a stage; returns its number."""
         stages, weights = self.walk.stages, weights or {}
-        given = {name: self.walk.weights[each].double() for name, each in weights.items()}
-        if op == "lookup":
-            given["ids"] = torch.tensor(self.rows(options["by"]))
+        given = {name: self.walk.weights[each] for name, each in weights.items()}
+        if op == "lookup":  # of a large table, only a few rows are needed
+            given["table"] = given["table"][self.rows(options["by"])]
+        given = {name: weight.to("cpu", self.dtype) for name, weight in given.items()}
         values = OPERATIONS[op](*(stages[n].values for n in inputs), **given, **options)
         where = (role, self.side, self.layer, op, inputs, weights, options)
         stages.append(Stage(*where, values))
@@ -106,7 +123,7 @@ class Walker:
         if rows and rows < len(parameter):
             parameter = parameter[first : first + rows]
             name += f"[{first}:{first + rows}]"
-        self.walk.weights[name] = parameter.detach().cpu()
+        self.walk.weights[name] = parameter.detach()
         return name
 
     def linear(self, role: str, layer: nn.Linear, x: int, first: int = 0, rows: int = 0) -> int:
@@ -174,7 +191,7 @@ class Walker:
             table = {"table": self.weight(positions, rows=self.walk.limit)}
         elif config.positions == "sinusoidal":
             x = self.add("scaled", "scale", x, by=math.sqrt(config.dim))
-            (waves,) = model.tables.at_least(config.context, model.device)
+            (waves,) = model.tables.at_least(self.walk.limit, model.device)
             table = {"table": self.weight(waves, "waves", rows=self.walk.limit)}
         else:
             return x
@@ -215,7 +232,7 @@ class Walker:
             q = self.norm("query_norm", layer.query_norm, q, groups[0])
             k = self.norm("key_norm", layer.key_norm, k, groups[1])
         if config.positions == "rope" and layer.rotated:
-            rows = model.tables.at_least(config.context, model.device)
+            rows = model.tables.at_least(self.walk.limit, model.device)
             named = zip(("cosines", "sines"), rows, strict=True)
             tables = {name: self.weight(t, name, rows=self.walk.limit) for name, t in named}
             q = self.add("query_rope", "rope", q, weights=tables, heads=layer.heads)
@@ -225,7 +242,7 @@ class Walker:
             how["slopes"] = alibi_slopes(layer.heads).tolist()
         if getattr(config, "sliding_window", None):
             how["window"] = config.sliding_window
-        return self.attend(layer, q, k, v, **how)
+        return self.linear("output", layer.out, self.attend(layer, q, k, v, **how))
 
     def cross(self, layer: CrossAttention, x: int, memory: int) -> int:
         rows = layer.kv_heads * layer.head_dim
@@ -235,14 +252,14 @@ class Walker:
         if layer.qk_norm:
             q = self.norm("query_norm", layer.query_norm, q, layer.heads)
             k = self.norm("key_norm", layer.key_norm, k, layer.kv_heads)
-        return self.attend(layer, q, k, v, causal=False)
+        return self.linear("cross_output", layer.out, self.attend(layer, q, k, v, causal=False))
 
     def attend(self, layer: Attention | CrossAttention, q: int, k: int, v: int, **how: Any) -> int:
+        """Each head's mean of the values, weighted by attention."""
         heads: dict[str, Any] = {"heads": layer.heads, "kv_heads": layer.kv_heads}
         scores = self.add("scores", "scores", q, k, **heads, **how)
         weights = self.add("weights", "softmax", scores)
-        mixed = self.add("mixed", "mix", weights, v, **heads)
-        return self.linear("output", layer.out, mixed)
+        return self.add("mixed", "mix", weights, v, **heads)
 
     def feed_forward(self, layer: FeedForward, x: int) -> int:
         hidden, roles = layer.up.rows[0], ("gate", "up")[-len(layer.up.rows) :]
@@ -330,7 +347,7 @@ def lstm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
-    "lookup": lambda table, ids, by: table[ids],
+    "lookup": lambda table, by: table,
     "add": lambda *x: torch.stack(x).sum(dim=0),
     "scale": lambda x, by: by * x,
     "linear": F.linear,

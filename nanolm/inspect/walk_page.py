@@ -5,7 +5,6 @@
 
 import inspect
 import json
-from dataclasses import asdict
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -19,7 +18,7 @@ from nanolm import webpage
 from nanolm.inspect.page import DRAWING, STYLE_SHEET, compressed, filled
 from nanolm.inspect.walk import PARTS, Stage, Walk
 from nanolm.model import gpt, positions, rnn
-from nanolm.model.encoder_decoder import CrossAttention
+from nanolm.model.encoder_decoder import CrossAttention, EncoderDecoder
 from nanolm.text import spelled
 from nanolm.text.page import SIGNS
 from nanolm.text.tokenizer import Tokenizer
@@ -33,7 +32,7 @@ SCRIPT = DRAWING + webpage.beside(__file__, "walk.js")
 # For each role: its name and what it does.
 ROLES = {
     "token": ("Token embedding", "Each token id selects one row of a table."),
-    "scaled": ("Scaled embedding", "The embedding times the root of its width."),
+    "scaled": ("Scaled embedding", "The embedding times the square root of its width."),
     "position": ("Position embedding", "Each position selects one row of a table."),
     "embedded": ("Embedding + position", "The sum of both rows."),
     "norm": (
@@ -46,8 +45,8 @@ ROLES = {
     "cross_query": ("Queries to the source", "What each target token looks for in the source."),
     "cross_key": ("Keys of the source", "What each source token offers."),
     "cross_value": ("Values of the source", "What each source token passes on."),
-    "query_norm": ("Normed queries", "A norm for each head, which keeps the scores small."),
-    "key_norm": ("Normed keys", "A norm for each head, which keeps the scores small."),
+    "query_norm": ("Normalized queries", "Norms keep the scores small."),
+    "key_norm": ("Normalized keys", "Norms keep the scores small."),
     "query_rope": (
         "Rotated queries (RoPE)",
         "Pairs of numbers are rotated by angles that grow with the position. So the product of a "
@@ -56,17 +55,19 @@ ROLES = {
     "key_rope": ("Rotated keys (RoPE)", "Rotated in the same way as the queries."),
     "scores": (
         "Attention scores",
-        "The dot product of each query with each key, divided by the root of their width. In a "
-        "language model, tokens cannot attend to later ones: those scores are masked.",
+        "The dot product of each query with each key, divided by the square root of the head "
+        "dimension. In a language model, tokens cannot attend to later ones: their scores are "
+        "masked.",
     ),
     "weights": ("Attention weights", "The softmax of each row of scores: shares that sum to 1."),
     "mixed": (
         "Weighted values",
-        "The mean of the values, weighted by attention. The heads are side by side.",
+        "The mean of the values, weighted by attention. The heads are concatenated.",
     ),
     "output": ("Attention output", "Combines the heads: a product with learned weights."),
+    "cross_output": ("Output", "Combines the heads: a product with learned weights."),
     "residual": ("Residual stream", "The output of the layer is added to its input."),
-    "gate": ("Feed-forward: gate", "Decides which of the next numbers count."),
+    "gate": ("Feed-forward: gate", "Scales the numbers of the up projection."),
     "up": ("Feed-forward: up", "A product with learned weights, wider than the residual stream."),
     "activation": ("Feed-forward: activation", "A nonlinear function of each number."),
     "down": ("Feed-forward: down", "Back to the width of the residual stream."),
@@ -76,7 +77,7 @@ ROLES = {
     "gates": (
         "Recurrence",
         "One token after the other: each state depends on the previous one. All gates and states "
-        "are side by side.",
+        "are concatenated.",
     ),
     "input_gate": ("Input gate", "How much of the new value the cell takes in."),
     "forget_gate": ("Forget gate", "How much of its value the cell keeps."),
@@ -85,7 +86,7 @@ ROLES = {
     "cell": ("Cell c", "What is kept, plus what is taken in."),
     "state": ("State h", "What the next layer and the next token see."),
 }
-# The code that computes some of them, and the idea's name in docs/course.md.
+# The code that computes them, and the idea's name in docs/course.md.
 EMBEDDING = gpt.GPT.embed, "word vectors from a lookup table"
 QUERIES = gpt.Attention.forward, "queries, keys and values have learned matrices"
 CROSS = CrossAttention.forward, QUERIES[1]
@@ -102,7 +103,7 @@ SOURCES: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("position", "embedded"), POSITIONS),
     **dict.fromkeys(("norm", "query_norm", "key_norm", "final_norm"), NORM),
     **dict.fromkeys(("query", "key", "value"), QUERIES),
-    **dict.fromkeys(("cross_query", "cross_key", "cross_value"), CROSS),
+    **dict.fromkeys(("cross_query", "cross_key", "cross_value", "cross_output"), CROSS),
     **dict.fromkeys(("query_rope", "key_rope"), (positions.rotate, "fixed positions")),
     "scores": (
         gpt.naive_attention,
@@ -117,6 +118,8 @@ SOURCES: dict[str, tuple[Any, str]] = {
     "input": (rnn.Cell.written_out, "an RNN is sequential, a Transformer parallel but quadratic"),
     **dict.fromkeys((*PARTS["lstm"], "gates"), GATES),
 }
+LAYER_NORM = gpt.make_norm, "layer norm"
+NO_GATE = gpt.FeedForward.forward, SOURCES["activation"][1]
 ELMAN = rnn.Elman.step, "Elman RNN, h_t = tanh(W_h h_{t-1} + W_x x_t + b)"
 
 
@@ -132,36 +135,41 @@ def walk_page(
 def walk_data(tokenizer: Tokenizer, walk: Walk, encoder: Tokenizer | None = None) -> dict[str, Any]:
     """What the page needs: all weights if they are few, or else a summary of each stage."""
     exact = sum(weight.numel() for weight in walk.weights.values()) <= MOST_WEIGHTS
-    *stages, logits = walk.stages
-    elman = any(stage.op == "rnn" for stage in stages)
+    *stages, last = walk.stages
+    logits = last.values[:, : tokenizer.vocab_size]  # some models pad their vocabulary
+    unseen = sorted(tokenizer.unseen)  # never generated
+    logits = logits.index_fill(1, torch.tensor(unseen, dtype=torch.long), -torch.inf)
     data: dict[str, Any] = {
         "exact": exact,
         "ids": walk.ids,
         "source": walk.source,
         "source_names": [visible(encoder or tokenizer, id) for id in walk.source],
         "limit": walk.limit,
-        "end": tokenizer.end_of_text,
-        "roles": {stage.role: described(stage.role, elman) for stage in walk.stages},
+        "unseen": unseen,
+        "roles": {},
         "stages": [as_object(stage) for stage in walk.stages],
     }
+    for stage in walk.stages:
+        if stage.role not in data["roles"]:
+            data["roles"][stage.role] = described(stage)
     if exact:
-        ids = [*range(logits.values.shape[1])]
+        ids = [*range(logits.shape[1])]
         arrays = list(walk.weights.values())
         data["weights"] = [(name, *array.shape) for name, array in walk.weights.items()]
     else:
-        best = logits.values.topk(min(CANDIDATES, logits.values.shape[1]))
-        rest = logits.values.scatter(1, best.indices, -torch.inf).logsumexp(dim=1)
+        best = logits.topk(min(CANDIDATES, logits.shape[1]))
+        rest = logits.scatter(1, best.indices, -torch.inf).logsumexp(dim=1)
         data["best"] = best.indices.tolist()
         ids = sorted({*walk.ids, *best.indices.flatten().tolist()})
         arrays = [*(summary(stage.values) for stage in stages), best.values, rest]
         data["shapes"] = [array.shape for array in arrays]
     data["names"] = {id: visible(tokenizer, id) for id in ids}
-    numbers = torch.cat([array.flatten().float() for array in arrays]).numpy()
+    numbers = torch.cat([array.flatten().float().cpu() for array in arrays]).numpy()
     return data | {"packed": compressed(numbers.astype("<f4"))}
 
 
 def as_object(stage: Stage) -> dict[str, Any]:
-    shown = {key: value for key, value in asdict(stage).items() if key != "values"}
+    shown = {key: value for key, value in vars(stage).items() if key != "values"}
     return shown | {"width": stage.values.shape[-1]}
 
 
@@ -176,10 +184,20 @@ def visible(tokenizer: Tokenizer, id: int) -> str:
     return tokenizer.special.get(id) or spelled(tokenizer.tokens[id]).translate(SIGNS)
 
 
-def described(role: str, recurrent: bool) -> dict[str, str]:
+def described(stage: Stage) -> dict[str, str]:
     """What the page says about a stage, with the code that computes it."""
-    name, about = ROLES[role]
-    code, idea = ELMAN if recurrent and role in ("gates", "state") else SOURCES[role]
+    name, about = ROLES[stage.role]
+    code, idea = SOURCES[stage.role]
+    if stage.op == "norm" and stage.options["centered"]:
+        code, idea = LAYER_NORM
+    elif stage.op == "activation" and stage.options["kind"] != "swiglu":
+        code, idea = NO_GATE
+    elif stage.side and not stage.layer and code == gpt.GPT.embed:
+        code = EncoderDecoder.with_positions
+    elif stage.op == "rnn" or (stage.options.get("first") == 0 and stage.role == "state"):
+        code, idea = ELMAN
+    if any(name.startswith("waves") for name in stage.weights.values()):
+        idea = "sinusoidal positions"
     lines, first = inspect.getsourcelines(code)
     file = Path(inspect.getfile(code)).relative_to(Path(nanolm.__file__).parents[1])
     where = f"{file.as_posix()}, line {first}"

@@ -59,7 +59,7 @@ STUDENT_RATE = 0.7  # times the learning rate of the teachers
 STUDENT_PULL = 0.003  # learning rate * weight decay
 OFFSETS_ON_GPU = 4  # at which the text is cut into windows
 MOST_GAIN = 0.04  # of the loss, with infinitely many teachers
-SIZE_GAIN = 0.01  # that makes up for a smaller model; a larger one gains more than predicted
+SIZE_GAIN = 0.01  # of the loss, that distillation may cost in model size
 LEAST_COLUMNS = 16  # probabilities that are kept for each token; fewer are too few
 COLUMNS_MEMORY_SHARE = 0.25  # of the free memory that they may use, and at most
 MOST_COLUMNS_BYTES = 8 << 30
@@ -110,10 +110,10 @@ def student(settings: TrainSettings) -> TrainSettings:
     return replace(how, dropout=0.0, steps=steps, compile=bool(settings.compile))
 
 
-def affordable_teachers(each: float, predicted: float, left: float) -> int:
+def affordable_teachers(each: float, predicted_epochs: float, left: float) -> int:
     """How many models to distill within `left` seconds; 0 if there is no time for enough. The steps
-    of each take `each` seconds, as do those of the student, and it predicts `predicted` epochs."""
-    seconds = (1 + TEACHER_OVERHEAD * predicted) * each + TEACHER_SECONDS
+    of a teacher, or of the student, take `each` seconds. Then a teacher makes its predictions."""
+    seconds = (1 + TEACHER_OVERHEAD * predicted_epochs) * each + TEACHER_SECONDS
     count = int(min((1 - STUDENT_SHARE) * left, left - each) / seconds)
     return min(MOST_TEACHERS, count) if count >= LEAST_TEACHERS else 0
 

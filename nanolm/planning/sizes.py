@@ -268,7 +268,8 @@ def soft_target_columns(vocab_size: int, tokens: int, device: str) -> int:
 
 def may_distil(plan: Chosen[TrainSettings], text: TextStats, processes: int) -> bool:
     """Whether the time left after MOST_PASSES passes may be used to train more models."""
-    names = ("teachers", "steps", "epochs", "tokens", "early_context")  # students see other windows
+    # With early_context, a student would see other windows than its teachers.
+    names = ("teachers", "steps", "epochs", "tokens", "early_context")
     tokens = text.all_tokens or text.tokens
     columns = soft_target_columns(text.vocab_size, tokens, plan.settings.device)
     return processes == 1 and columns >= recipe.LEAST_COLUMNS and all(map(plan.open, names))

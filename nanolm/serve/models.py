@@ -23,7 +23,7 @@ from nanolm.inspect.attribution import attribute
 from nanolm.inspect.heads import describe_heads
 from nanolm.inspect.inspection import Inspection, inspect_text
 from nanolm.inspect.page import WITHOUT_NGRAMS, alignment_page, inspection_page
-from nanolm.inspect.walk import MOST_TOKENS, walk_through
+from nanolm.inspect.walk import walk_through, walk_window
 from nanolm.inspect.walk_page import walk_page
 from nanolm.model.base import Model
 from nanolm.model.classifier import Classifier
@@ -97,7 +97,7 @@ class ServedLanguageModel(ServedModel):
 
     def walk(self, ids: list[int]) -> Callable[[], str]:
         """The forward pass over the end of a text. The result renders the page."""
-        walk = walk_through(self.base, ids[-min(MOST_TOKENS, self.base.window() or MOST_TOKENS) :])
+        walk = walk_through(self.base, ids[-walk_window(self.base) :])
         return partial(walk_page, self.tokenizer, walk, {"model": self.name})
 
     def conversation(self, messages: Sequence[tuple[str, str]]) -> tuple[list[int], list[str]]:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanolm.choice import Choice, Report
-from nanolm.formats import readable
+from nanolm.formats import counted
 from nanolm.machine import available_threads
 from nanolm.text.bpe import Pair, learn, merges_in_order
 from nanolm.text.corpus import Corpus
@@ -33,8 +33,8 @@ VOCAB_SIZES = (512, 1024, 2048, 4096, 8192, 16_384)
 USUAL_VOCAB, LARGEST_VOCAB = 1024, 32_768
 TOLERANCE = 1.01
 MANY_EPOCHS = 20  # more hardly help
-CPU_SPEED = 2e8  # tokens per second, times (vocabulary + the one whose layer takes as long as
-COSTLY_VOCAB = 8_192  # all others): of a model that a CPU trains in minutes, 4 x 128
+CPU_SPEED = 2e8  # tokens per second x (COSTLY_VOCAB + vocabulary), for a 4 x 128 model
+COSTLY_VOCAB = 8_192  # the vocabulary whose head takes as long as all other layers of that model
 TIME_EXPONENT = 0.072  # loss ~ epochs ** -0.072
 # After MANY_EPOCHS over a megabyte, loss ~ vocabulary ** 0.0165, apart from the trigram model's.
 # For a smaller text, the exponent is larger (docs/experiments.md).
@@ -109,11 +109,12 @@ def choose_vocabulary(
     reason = f"the smallest within 1% of the best bits per byte of a trigram model: {table}"
     if seconds and (seconds < math.inf or size < OVERFITTING_BYTES):
         epochs = {n: possible_epochs(n, count, seconds) for n, count in tokens.items()}
-        exponent = OVERFITTING * (OVERFITTING_BYTES / size) ** SMALL_TEXT_EXPONENT / MANY_EPOCHS
-        loss = {n: bits[n] * n ** (exponent * epochs[n]) / epochs[n] ** TIME_EXPONENT for n in bits}
+        exponent = OVERFITTING * (OVERFITTING_BYTES / size) ** SMALL_TEXT_EXPONENT
+        exponent *= min(epochs.values()) / MANY_EPOCHS
+        loss = {n: bits[n] * n**exponent / epochs[n] ** TIME_EXPONENT for n in bits}
         chosen = min(loss, key=loss.__getitem__)
-        number = readable(epochs[chosen], 1)
-        reason = f"the best for about {number} epochs; bits per byte of a trigram model: {table}"
+        number = counted(max(1, round(epochs[chosen])), "epoch")
+        reason = f"the best for about {number}; bits per byte of a trigram model: {table}"
     if times := doublings(size):
         reason += f"; measured on {measured / 1e6:.2g} MB, "
         if most_doublings is not None and most_doublings < times:

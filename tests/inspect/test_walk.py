@@ -12,13 +12,14 @@ from hostile import MARKUP
 from models import gpt_config, lively, lively_seq2seq, of_family
 from torch import Tensor
 
-from nanolm.errors import UsageError
+from nanolm.errors import ModelError, UsageError
 from nanolm.inspect import walk_page as page
 from nanolm.inspect.inspection import residual_stream
 from nanolm.inspect.walk import Walk, walk_through
 from nanolm.inspect.walk_page import ROLES, SOURCES, walk_data
 from nanolm.model.base import Model
 from nanolm.model.encoder_decoder import EncoderDecoder
+from nanolm.model.fast.quantized import quantize
 from nanolm.model.gpt import GPT
 from nanolm.text.tokenizer import train_tokenizer
 
@@ -114,7 +115,7 @@ def test_a_page_of_the_smallest_model_is_small() -> None:
     assert walk_data(tokenizer, walk_through(model, [65] * 24))["exact"]
 
 
-def test_a_large_model_is_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_model_is_summarized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "MOST_COLUMNS", 4)
     tokenizer, (walk, _) = train_tokenizer([], "byte"), walked(of_family("modern", dim=32))
     exact = walk_data(tokenizer, walk)
@@ -125,6 +126,27 @@ def test_a_large_model_is_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shapes[0] == (len(IDS), 4)
     assert (4, len(IDS), len(IDS)) in shapes  # attention as it is
     assert data["best"][0][0] == int(walk.stages[-1].values[0].argmax())
+
+
+def test_models_that_a_walk_cannot_show() -> None:
+    model = of_family("modern", dim=64)
+    quantize(model, 8)
+    with pytest.raises(UsageError, match="omit --int8"):
+        walk_through(model, IDS)
+    broken = of_family("gpt2")
+    torch.nn.init.constant_(broken.head.weight, torch.nan)
+    with pytest.raises(ModelError, match="not finite"):
+        walk_through(broken, IDS)
+
+
+@pytest.mark.parametrize("most", [0, 10**6])
+def test_a_padded_vocabulary(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MOST_WEIGHTS", most)
+    tokenizer = train_tokenizer([], "byte")
+    data = walk_data(tokenizer, walk_through(of_family("modern", vocab_size=300), IDS))
+    assert max(map(int, data["names"])) < tokenizer.vocab_size
+    # A recurrent model has no limit but that of the page.
+    assert walk_through(of_family("lstm"), [3] * 20).limit == 64
 
 
 # In a browser.
@@ -203,6 +225,14 @@ def test_every_stage_by_keyboard_and_a_token_more(browser: Browser, tmp_path: Pa
     with torch.inference_mode():
         wanted = model(torch.tensor([ids]))[0].flatten()
     assert torch.allclose(torch.tensor(logits), wanted, atol=1e-4)
+    # Top-p applies to what top-k leaves, as in `nanolm sample`.
+    browser.value("find('k').value = 2; find('p').value = 0.5; render()")
+    assert browser.value("distribution().filter(({after}) => after > 0).length") == 1
+    browser.value("find('p').value = 1; find('k').value = -1; render()")
+    assert browser.value("distribution().every(({after}) => after > 0)")
+    press(browser, "ArrowUp")
+    assert browser.value("find('draw').disabled")
+    press(browser, "ArrowDown")
     for _ in range(4):
         press(browser, "ArrowLeft")
     press(browser, "PageUp")
@@ -221,7 +251,7 @@ def test_a_summary_has_attention_and_candidates(
     model = of_family("gpt2", vocab_size=258, context=16)
     walk, logits = walk_through(model, IDS), model(torch.tensor([IDS]))[0]
     opened(browser, tmp_path, walk)
-    assert not browser.value("find('summed').hidden")
+    assert not browser.value("find('summary').hidden")
     for number in range(len(walk.stages) + 1):
         browser.value(f"go({number})")
     model_share = browser.value("distribution()[0].model")

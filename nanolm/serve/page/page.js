@@ -468,13 +468,13 @@ let inspected = {}, view = "attention";  // the text, and how it is shown: as at
 let opener = null;  // the button that opened the section; gets the focus back
 const inspect = safely(async (given, wanted = view) => {
   problem(null);
-  inspected = given;
+  const shown = model.kind !== "language model" ? "attention" : model.attention ? wanted : "walk";
   if (!find("inside").contains(document.activeElement)) opener = document.activeElement;
-  view = model.kind !== "language model" ? "attention" : model.attention ? wanted : "walk";
-  const {page} = await asked(view === "walk" ? "/v1/walk" : "/v1/inspect", {model: model.id, ...given});
+  const {page} = await asked(shown === "walk" ? "/v1/walk" : "/v1/inspect", {model: model.id, ...given});
+  [inspected, view] = [given, wanted];
   find("look").src = page;
   find("views").hidden = model.kind !== "language model" || !model.attention;
-  for (const name of ["attention", "walk"]) find(name).setAttribute("aria-pressed", name === view);
+  for (const name of ["attention", "walk"]) find(name).setAttribute("aria-pressed", name === shown);
   find("inside").hidden = false;
   find("inside").scrollIntoView({behavior: "smooth"});
 });
