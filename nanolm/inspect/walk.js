@@ -191,6 +191,7 @@ const product = ([, left, right = 1]) => left * right;
 
 // The page: the selected stage, token, head and number.
 let stage = 0, row = ids.length - 1, head = 0, col = 0;
+let drawn = "";  // how the last token was sampled
 const where = ({layer, side}) => [side, layer && `layer ${layer}`].filter(Boolean).join(", ");
 const title = one => (where(one) ? `${where(one)}: ` : "").replace(/^./, letter => letter.toUpperCase())
   + roles[one.role].name;
@@ -393,7 +394,7 @@ const render = () => {
   find("next").hidden = one.role !== "next";
   find("next").querySelector(".bar").hidden = !exact;
   find("draw").disabled = ids.length >= data.limit || row < ids.length - 1;
-  if (row < ids.length - 1) find("drawn").textContent = "Select the last token to sample the next one.";
+  find("drawn").textContent = row < ids.length - 1 ? "Select the last token to sample the next one." : drawn;
   find("heat").textContent = find("temperature").value;
   renderNumbers();
   renderHow();
@@ -411,9 +412,9 @@ const append = () => {
   ids.push(chosen.id);
   row = ids.length - 1;
   compute();
-  render();
-  find("drawn").textContent = `The random number ${u.toFixed(3)} lies between ${(end - chosen.after).toFixed(3)} and `
+  drawn = `The random number ${u.toFixed(3)} lies between ${(end - chosen.after).toFixed(3)} and `
     + `${end.toFixed(3)}: “${label(chosen.id)}”. It is now part of the text, and every stage was computed again.`;
+  render();
 };
 
 const nearest = step => {  // the same stage of the next or previous layer
