@@ -254,6 +254,7 @@ def test_a_summary_has_attention_and_candidates(
     assert not browser.value("find('summary').hidden")
     for number in range(len(walk.stages) + 1):
         browser.value(f"go({number})")
+    assert browser.value("find('draw').offsetParent") is None  # there is nothing to compute with
     model_share = browser.value("distribution()[0].model")
     assert model_share == pytest.approx(float(logits[-1].softmax(dim=0).max()), abs=1e-4)
     assert browser.complaints == []
