@@ -1,18 +1,37 @@
 """Repeat fine-tuning with several seeds, to show how much of a score is chance.
 
 >>> finetune_seeds(FinetuneSettings(start_from="none"), 5, out=None, notify=print).summary()
+
+Classifiers that were fine-tuned from the same model are close to each other: the average of their
+weights is a classifier too, and usually a better one than each of them (docs/experiments.md).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from nanolm.classification.finetune import finetune, with_start
-from nanolm.classification.settings import FinetuneSettings
-from nanolm.pretraining.begin import numbered, run_name, same_settings, with_absolute_paths
-from nanolm.runs.folder import Run
-from nanolm.training.events import Note, Notify
+import torch
+
+from nanolm.classification import recipe
+from nanolm.classification.data import split_data
+from nanolm.classification.finetune import FinetuneResult, finetune, finish, prepare, with_start
+from nanolm.classification.settings import SCRATCH, FinetuneSettings
+from nanolm.model.huggingface import load_classifier
+from nanolm.planning.tuning import threads_for
+from nanolm.pretraining.begin import (
+    RunStart,
+    numbered,
+    reports,
+    run_name,
+    same_settings,
+    with_absolute_paths,
+)
+from nanolm.runs.folder import Run, find_model, find_or_download
+from nanolm.training.events import Event, Note, Notify, Planned
+from nanolm.training.interrupt import EvaluationStopped, StopRequest
+from nanolm.training.state import State
 
 MEASURES = ("accuracy", "macro_f1", "loss")
 
@@ -22,6 +41,7 @@ class SeedResults:
     run: str
     results: list[dict[str, Any]]  # from `finetune`, one for each seed
     interrupted: bool
+    average: dict[str, Any] | None = None  # the same, of the average of their weights
 
     def summary(self) -> dict[str, dict[str, dict[str, float]]]:
         """Mean and standard deviation of each measure, on validation and test."""
@@ -35,7 +55,8 @@ class SeedResults:
         return summary
 
     def to_json(self) -> dict[str, Any]:
-        return {"run": self.run, **self.summary(), "results": self.results}
+        average = {"average": self.average} if self.average else {}
+        return {"run": self.run, **self.summary(), "results": self.results, **average}
 
 
 def free_folder(settings: FinetuneSettings) -> Path:
@@ -50,19 +71,82 @@ def free_folder(settings: FinetuneSettings) -> Path:
 def finetune_seeds(
     settings: FinetuneSettings, count: int, out: str | Path | None, notify: Notify
 ) -> SeedResults:
-    """Train with `count` seeds, starting at `settings.seed`; finished runs are reused."""
+    """Train with `count` seeds, starting at `settings.seed`, and average the weights if that makes
+    sense. Finished runs are reused."""
     settings.check()
     settings = with_absolute_paths(with_start(settings, notify))
     folder = Path(out) if out is not None else free_folder(settings)
+    seeds = range(settings.seed, settings.seed + count)
+    runs = [Run(folder / f"seed-{seed}") for seed in seeds]
     results: list[dict[str, Any]] = []
-    for seed in range(settings.seed, settings.seed + count):
-        run, each = Run(folder / f"seed-{seed}"), replace(settings, seed=seed)
-        if run.exists() and run.finished() and same_settings(run, each):
-            notify(Note(f"{run.path} is already finished"))
-            results.append(run.facts()["result"])
-            continue
-        result = finetune(each, run.path, notify=notify)
-        if result.stopped == "interrupted":
+    for seed, run in zip(seeds, runs, strict=True):
+        result = finished_result(run, each := replace(settings, seed=seed), notify)
+        result = result or finetune(each, run.path, notify=notify).to_json()
+        if result["stopped"] == "interrupted":
             return SeedResults(str(folder), results, interrupted=True)
-        results.append(result.to_json())
-    return SeedResults(str(folder), results, interrupted=False)
+        results.append(result)
+    if count == 1 or not can_average(runs):
+        return SeedResults(str(folder), results, interrupted=False)
+    run = Run(folder / f"average-{seeds[0]}-{seeds[-1]}")
+    average = finished_result(run, settings, notify)
+    average = average or average_runs(settings, runs, run, notify).to_json()
+    if average["stopped"] == "interrupted":
+        return SeedResults(str(folder), results, interrupted=True)
+    return SeedResults(str(folder), results, interrupted=False, average=average)
+
+
+def finished_result(run: Run, settings: FinetuneSettings, notify: Notify) -> dict[str, Any] | None:
+    """The result of a run, if it is finished and has these settings."""
+    run.settle(reports(notify)[0])
+    if not (run.exists() and run.finished() and same_settings(run, settings)):
+        return None
+    notify(Note(f"{run.path} is already finished"))
+    result: dict[str, Any] = run.facts()["result"]
+    return result
+
+
+def can_average(runs: Sequence[Run]) -> bool:
+    """Whether the average of their weights is a classifier: if all started from the same model. The
+    seed also decides which texts are held out, unless they are in a file of their own; then none of
+    the classifiers may have been trained on the validation texts of another."""
+    settings = runs[0].settings()
+    held_out = settings.get("val") and not settings.get("test_fraction")
+    adapters = settings.get("train") == "lora"  # the average of their products is another one
+    return bool(held_out and settings.get("start_from") != SCRATCH and not adapters)
+
+
+def average_runs(
+    settings: FinetuneSettings, runs: Sequence[Run], target: Run, notify: Notify
+) -> FinetuneResult:
+    """Write the average of the classifiers in `runs` as the run `target`."""
+    if target.exists() and not target.finished():  # killed
+        with target.locked():
+            target.clear()
+
+    def quiet(event: Event) -> None:  # the plan and the notes are those of the runs
+        if not isinstance(event, Note | Planned):
+            notify(event)
+
+    start = RunStart(settings, target.path, quiet)
+    base = find_or_download(str(start.settings.start_from), *reports(quiet))
+    split = split_data(recipe.choose_fraction(start.settings), reports(quiet)[1])
+    with start.locked():
+        task, state = prepare(start, base, split), State()
+        weights: dict[str, torch.Tensor] = {}
+        for run in runs:
+            result = run.facts()["result"]
+            classifier = load_classifier(find_model(run.path, lambda text: None))
+            with torch.no_grad():  # without the calibration, which differs
+                classifier.score.weight *= result["temperature"]
+            for name, value in classifier.state_dict().items():
+                weights[name] = weights.get(name, 0) + value / len(runs)
+            state.step, state.tokens = state.step + result["steps"], state.tokens + result["tokens"]
+            state.seconds += result["seconds"]
+        task.classifier.load_state_dict(weights)
+        start.run.update(start.run.facts() | {"averaged": [str(run.path) for run in runs]})
+        with threads_for(task.settings.threads), StopRequest() as stop:
+            task.stop, state.best_step = stop, state.step
+            try:
+                return finish(task, start.run, state, "steps", start.notify)
+            except EvaluationStopped:
+                return finish(task, start.run, state, "interrupted", start.notify)

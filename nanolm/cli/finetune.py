@@ -117,7 +117,8 @@ ABOUT_DATA = """
     "--seeds",
     type=click.IntRange(1, 100),
     metavar="N",
-    help="Train once per seed and report the mean.",
+    help="Train once per seed and report the mean. With --from and --val, also save the average of "
+    "the weights, which is usually better.",
 )
 @click.pass_context
 def command(
@@ -220,4 +221,9 @@ def show_spread(spread: "SeedResults", as_json: bool) -> int:
     for name, values in spread.summary().items():
         mean, deviation = values["accuracy"]["mean"], values["accuracy"]["spread"]
         click.echo(f"{name}: mean accuracy {mean:.1%}, standard deviation {deviation:.1%}")
+    if average := spread.average:
+        test = f", test {average['test']['accuracy']:.1%}" if "test" in average else ""
+        scores = f"validation {average['val']['accuracy']:.1%}{test}"
+        click.echo(f"{average['run']}: {scores}, with the average of their weights")
+        note(f'next: nanolm classify {shlex.quote(average["run"])} "..."')
     return 0

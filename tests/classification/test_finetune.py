@@ -382,6 +382,44 @@ def test_mean_and_spread_over_seeds(data: Path, tmp_path: Path) -> None:
     assert len([note for note in notes if "is already finished" in note]) == 3
 
 
+@pytest.mark.parametrize("train", ["all", "last-1"])
+def test_the_weights_of_several_seeds_are_averaged(
+    data: Path, base: Path, tmp_path: Path, train: str
+) -> None:
+    how: Any = {"data": (str(data),), "start_from": str(base), "steps": 20, "threads": 1}
+    settings = FinetuneSettings(**how, batch=8, train=train, val=str(tmp_path / "val.tsv"))
+    rows = data.read_text().splitlines(keepends=True)
+    Path(str(settings.val)).write_text("".join([rows[0], *(f"so {row}" for row in rows[1:])]))
+    spread = finetune_seeds(settings, 2, tmp_path / "seeds", quiet)
+    assert spread.average
+    assert spread.average["run"] == str(tmp_path / "seeds/average-1-2")
+    average = nanolm.load_classifier(spread.average["run"])
+    members = [nanolm.load_classifier(result["run"]) for result in spread.results]
+    raw = [
+        classifier.model.score.weight * result["temperature"]
+        for classifier, result in zip(members, spread.results, strict=True)
+    ]
+    own = average.model.score.weight * spread.average["temperature"]
+    assert torch.allclose(own, sum(raw) / 2, rtol=1e-3, atol=1e-6)
+    last = [list(each.model.base.parameters())[-2] for each in (average, *members)]
+    assert torch.allclose(last[0], (last[1] + last[2]) / 2, atol=1e-6)
+    assert not torch.equal(last[1], last[2])
+    correct = sum(
+        next(iter(average.classify(text))) == label
+        for text, label in (
+            row.split("\t") for row in Path(str(settings.val)).read_text().splitlines()[1:]
+        )
+    )
+    assert spread.average["val"]["accuracy"] == pytest.approx(correct / (len(rows) - 1))
+    notes: list[str] = []
+    again = finetune_seeds(settings, 2, tmp_path / "seeds", lambda e: notes.append(str(e)))
+    assert again.average == spread.average
+    assert len([note for note in notes if "is already finished" in note]) == 3
+    # Where the seed decides what is held out, one classifier has learned what another has not seen.
+    apart = replace(settings, val=None)
+    assert finetune_seeds(apart, 2, tmp_path / "apart", quiet).average is None
+
+
 def test_counting_words_tells_nothing_in_the_embedded_reviews() -> None:
     split = split_data(FinetuneSettings(val_fraction=0.2), lambda *_: None)
     counts = TfidfVectorizer()

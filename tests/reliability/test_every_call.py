@@ -78,7 +78,11 @@ CASES = {
     "finetune": Case(FINETUNE),
     "train-pairs": Case(PAIRS),
     "train-pairs, resumed": Case(PAIRS, killed=150),
-    "finetune --seeds": Case(f"{FINETUNE} --seeds 2"),
+    "finetune --seeds": Case(
+        f"finetune {LABELS} --from base --val few.tsv --batch 4 --steps 4 --evaluations 2 --seeds 2"
+        " --out run",
+        (BASE,),
+    ),
     "sweep": Case(
         f"sweep text.txt {TINY} --over lr=0.0001:0.001:0.02 --trials 3 --minutes 0.15 --out swept",
         clock=True,
