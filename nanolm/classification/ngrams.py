@@ -11,6 +11,7 @@ different mistakes, so the sum of their logits is better than either (docs/exper
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
@@ -49,14 +50,10 @@ class NgramModel:
     vocabulary: Vocabulary
     model: LogisticModel
 
-    @classmethod
-    def fit(cls, train: Texts, labels: int) -> Self | None:
+    @staticmethod
+    def fit(train: Texts, labels: int) -> "NgramModel | None":
         """Deterministic given the texts: a resumed run fits it again. None without words."""
-        vocabulary = Vocabulary.of(train.texts, analyze=word_ngrams, most=MOST_NGRAMS)
-        if not len(vocabulary):
-            return None
-        what = (vocabulary.bags(train.texts), train.truth, labels, len(vocabulary))
-        return cls(vocabulary, LogisticModel.fit(*what, STRENGTH, history=HISTORY))
+        return fit_to(tuple(train.texts), tuple(train.truth.tolist()), labels)
 
     def logits(self, texts: list[str]) -> Logits:
         """(texts, labels)"""
@@ -96,6 +93,15 @@ class NgramModel:
             raise ModelError(f"{file} does not match its classifier")
         ids = {word: number for number, word in enumerate(words)}
         return cls(Vocabulary(ids, idf, word_ngrams), LogisticModel(weight, bias))
+
+
+@lru_cache(maxsize=1)  # with several seeds, fitting it each time would take as long as training
+def fit_to(texts: tuple[str, ...], truth: tuple[int, ...], labels: int) -> NgramModel | None:
+    vocabulary = Vocabulary.of(texts, analyze=word_ngrams, most=MOST_NGRAMS)
+    if not len(vocabulary):
+        return None
+    what = (vocabulary.bags(texts), np.array(truth), labels, len(vocabulary))
+    return NgramModel(vocabulary, LogisticModel.fit(*what, STRENGTH, history=HISTORY))
 
 
 def best_ratio(logits: Logits, ngram_logits: Logits, truth: Ints, labels: tuple[str, ...]) -> float:
