@@ -3,7 +3,7 @@
 >>> finetune_seeds(FinetuneSettings(start_from="none"), 5, out=None, notify=print).summary()
 
 Classifiers that were fine-tuned from the same model are close to each other: the average of their
-weights is a classifier too, and usually a better one than each of them (docs/experiments.md).
+weights is a classifier too, and often a better one than each of them (docs/experiments.md).
 """
 
 from collections.abc import Sequence

@@ -118,7 +118,7 @@ ABOUT_DATA = """
     type=click.IntRange(1, 100),
     metavar="N",
     help="Train once per seed and report the mean. With --from and --val, also save the average of "
-    "the weights, which is usually better.",
+    "the weights, which is often better.",
 )
 @click.pass_context
 def command(
