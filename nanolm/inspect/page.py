@@ -162,7 +162,7 @@ def head_grid(heads: list[list[tuple[str, str]]]) -> str:
 
 def head_button(layer: int, head: int, title: str, label: str) -> str:
     data = f'data-layer="{layer}" data-head="{head}" title="{title}"'
-    inside = f'<canvas></canvas><span>{label}</span><span class="looks"></span>'
+    inside = f'<canvas aria-hidden="true"></canvas><span>{label}</span><span class="looks"></span>'
     return f"<td><button {data}>{inside}</button></td>"
 
 
@@ -221,10 +221,10 @@ def word_page(word: Occurrences, facts: dict[str, str]) -> str:
         table = webpage.table(["", *map(str, range(1, count + 1))], rows)
         layers += f'<section class="layer">{table}</section>'
     contexts = "".join(f"<li>{escape(text)}</li>" for text in word.contexts)
-    picture = curves_svg(chart) if count > 1 else ""
     labels = [f"{number} {text}" for number, text in enumerate(word.contexts, start=1)]
-    shown = vector_map(word.vectors, labels) if count > 1 else ""
-    body = filled("word", map=shown, contexts=contexts, chart=picture, layers=layers)
+    pairs = {"map": vector_map(word.vectors, labels), "chart": curves_svg(chart), "layers": layers}
+    shown = pairs if count > 1 else dict.fromkeys(pairs, "")
+    body = filled("word", contexts=contexts, **shown)
     title = f"“{word.word}”: {counted(count, 'occurrence')}"
     return webpage.page(title, facts, body, STYLE_SHEET, SCRIPT)
 

@@ -1,5 +1,6 @@
 """Inspection agrees with `transformers` and with the model itself."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from nanolm.errors import UsageError
 from nanolm.inspect.attribution import attribute
 from nanolm.inspect.heads import describe_heads, pattern_masks
 from nanolm.inspect.inspection import Inspection, inspect_text
-from nanolm.inspect.page import inspection_page
+from nanolm.inspect.page import alignment_page, inspection_page
 from nanolm.inspect.vectors import (
     mean_similarities,
     neighbours,
@@ -132,6 +133,15 @@ def test_a_word_is_the_same_until_the_first_layer() -> None:
         occurrences(model, tokenizer, "river", texts)
     with pytest.raises(UsageError, match="context length is 32"):
         occurrences(model, tokenizer, "bank", ["bank " * 9])
+
+
+def test_the_legend_of_attention_is_a_square_root() -> None:
+    ones = np.ones((1, 1, 1, 1), np.float32)
+    page = alignment_page(ones, ["a"], ["b"], {})
+    swatches = re.findall(r'class="swatch" data-value="([\d.]+)"></canvas>(\d+)%<', page)
+    assert len(swatches) == 6 and "square root" in page
+    for value, share in swatches:
+        assert float(value) == pytest.approx((int(share) / 100) ** 0.5, abs=0.005)
 
 
 def test_principal_components_keep_distances() -> None:
