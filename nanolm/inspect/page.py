@@ -109,9 +109,8 @@ def head_maps(
     clear = [head.shares.get(head.kind, 0.0) for row in patterns for head in row]
     second = divmod(clear.index(max(clear)) if clear else 0, heads)
     chosen = (first, None if second == first else second)
-    shown = [
-        2 + head[0] * (heads + 1) + head[1] if head else 0 for head in chosen
-    ]  # after averages
+    # In the grid, the averages come first.
+    shown = [2 + head[0] * (heads + 1) + head[1] if head else 0 for head in chosen]
     sizes = {"time": time, "source": source, "heads": heads, "levels": levels}
     data = json.dumps({**sizes, "shown": shown, "packed": packed})
     return filled("heads", grid=head_grid(labels or [[("", "")] * heads] * layers), data=data)
