@@ -208,7 +208,7 @@ def word_page(word: Occurrences, facts: dict[str, str]) -> str:
     """How similar the vectors of a word's occurrences are, layer by layer."""
     cosines = similarities(word.vectors)  # (layers + 1, occurrences, occurrences)
     count = len(word.contexts)
-    name = "average of all pairs"
+    name = "mean cosine similarity of all pairs"
     panel = Panel(name, [Series(name, list(enumerate(mean_similarities(cosines))))])
     chart = Chart("Similarity by layer", [panel], "layer (0 is the embedding)")
     layers = ""
