@@ -44,8 +44,8 @@ def csp_hash(text: str) -> str:
 
 def table(header: Iterable[str], rows: Iterable[str], kind: str = "") -> str:
     """`header` is the HTML of each heading, `rows` that of each row's cells, tags included."""
-    head = "".join(f"<th>{name}</th>" for name in header)
+    head = "".join(f"<th>{name}</th>" if name else "<td></td>" for name in header)
     head = f"<thead><tr>{head}</tr></thead>" if head else ""
     body = "".join(f"<tr>{cells}</tr>" for cells in rows)
     kind = f' class="{kind}"' if kind else ""
-    return f'<div class="scroll"><table{kind}>{head}<tbody>{body}</tbody></table></div>'
+    return f'<div class="scroll" tabindex=0><table{kind}>{head}<tbody>{body}</tbody></table></div>'

@@ -84,7 +84,9 @@ def command(
     if walk and (modes or head or png):
         problems.append(f"--walk cannot be used with {[*modes, '--head' if head else '--png'][0]}")
     if png is not None and neighbours:
-        problems.append("--png cannot be used with --neighbours, which has no figures")
+        problems.append(
+            "--png cannot be used with --neighbours; --out writes its picture as a page"
+        )
     elif png is not None and Path(png).exists() and not Path(png).is_dir():
         problems.append(f"--png {png}: must be a folder")
     refuse(problems)

@@ -217,7 +217,10 @@ class Inspector:
         if page:
             from nanolm.inspect.page import neighbours_page
 
-            write_page(self.out, neighbours_page(token, near, cosines, {"model": self.run}))
+            ids, facts = [id, *others], {"model": self.run}
+            vectors = loaded.model.token_embedding.weight.detach()[ids].float().cpu().numpy()
+            labels = shown(loaded.tokenizer, ids)
+            write_page(self.out, neighbours_page(labels, vectors, cosines, facts))
             return
         for text, cosine in zip(near, cosines, strict=True):
             click.echo(f"{cosine:6.3f}  {printable(text)}")

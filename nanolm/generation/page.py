@@ -11,7 +11,7 @@ from nanolm.generation.language_model import Sample
 from nanolm.generation.words import Word
 from nanolm.text import page as text_page
 from nanolm.text import spelled
-from nanolm.text.page import colored, marked, named, shade
+from nanolm.text.page import colored, folded, marked, named, prediction, prediction_legend, shade
 from nanolm.text.tokenizer import Tokenizer
 from nanolm.webpage import beside, page, table
 
@@ -33,24 +33,27 @@ def samples_page(
         if words:
             text = "".join(colored_word(tokenizer, word) for word in words[number])
             for word in words[number]:
-                cells = [cell(marked(other), p, other == word.text) for other, p in word.top]
+                cells = [prediction(marked(other), p, other == word.text) for other, p in word.top]
                 rows.append((marked(word.text), word.probability, cells))
         else:
             bits = [-logprob / math.log(2) for logprob in sample.logprobs]
             tokens = ((id, each, "") for id, each in zip(sample.tokens, bits, strict=True))
             text = "".join(colored(tokenizer, tokens))
             for id, logprob, top in zip(sample.tokens, sample.logprobs, sample.top, strict=False):
-                cells = [cell(named(tokenizer, each), math.exp(p), each == id) for each, p in top]
+                cells = [prediction(named(tokenizer, t), math.exp(p), t == id) for t, p in top]
                 rows.append((named(tokenizer, id), math.exp(logprob), cells))
         prompt = marked(sample.prompt, keep=" \t\n")
         parts.append(f'<section><div class="text"><b>{prompt}</b>{text}</div>')
         if rows and rows[0][2]:
             most = max(len(cells) for *_, cells in rows)
             lines = (
-                f"<th>{place}</th><td>{text}</td><td><small>{p:.3f}</small></td>{''.join(cells)}"
+                f"<th>{place}</th>{prediction(text, p, came=True)}{''.join(cells)}"
                 for place, (text, p, cells) in enumerate(rows, start=1)
             )
-            parts.append(table(["", "sampled", "", *map(str, range(1, most + 1))], lines))
+            ranked = table(["", "sampled", *map(str, range(1, most + 1))], lines)
+            parts.append(
+                folded(prediction_legend() + ranked, len(rows), "word" if words else "token")
+            )
         parts.append("</section>")
     title = f"{len(samples):,} samples" if len(samples) > 1 else "A sample"
     return page(title, facts, "\n".join(parts), STYLE)
@@ -62,11 +65,6 @@ def colored_word(tokenizer: Tokenizer, word: Word) -> str:
     text = marked(word.text, keep=" \t").replace("⏎</i>", "⏎</i>\n")
     title = f"{' + '.join(map(escape, tokens))}  p = {word.probability:.3g}  {bits:.2f} bits"
     return f'<span class="s{shade(bits)}" title="{title}">{text}</span>'
-
-
-def cell(text: str, probability: float, sampled: bool) -> str:
-    kinds = f"s{shade(surprisal(probability))}" + " drawn" * sampled
-    return f'<td class="{kinds}">{text} <small>{probability:.3f}</small></td>'
 
 
 def surprisal(probability: float) -> float:

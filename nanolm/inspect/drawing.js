@@ -2,9 +2,12 @@
 // What the scripts of all pages need to draw the data embedded in them. Nothing is fetched.
 
 const find = id => document.getElementById(id);
+const range = length => [...Array(length).keys()];
 const all = selector => [...document.querySelectorAll(selector)];
-const color = id => getComputedStyle(find(id)).color.match(/[\d.]+/g).slice(0, 3).map(Number);
-const ink = color("ink"), against = color("against");
+const [ink, against] = ["ink", "against"].map(id => {  // the colors of a style sheet
+  const probe = document.body.appendChild(Object.assign(document.createElement("span"), {id}));
+  return getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3).map(Number);
+});
 
 const unpack = async text => {
   const bytes = Uint8Array.from(atob(text), letter => letter.charCodeAt(0));

@@ -18,12 +18,12 @@ from nanolm.formats import counted
 from nanolm.inspect.attribution import Attribution
 from nanolm.inspect.heads import MIXED, HeadPattern
 from nanolm.inspect.inspection import Floats, Inspection, Predictions
-from nanolm.inspect.vectors import Occurrences, mean_similarities, similarities
+from nanolm.inspect.vectors import Occurrences, mean_similarities, pca, similarities
 from nanolm.report.curves import Chart, Panel, Series, curves_svg
-from nanolm.text.page import SURPRISE_STYLE, legend, marked, named, shade
+from nanolm.text.page import SURPRISE_STYLE, folded, marked, named, prediction, prediction_legend
 from nanolm.text.tokenizer import Tokenizer
 
-ATTENTION_LEVELS = (63, 31, 15, 7)  # the most that fit; more would not be visible
+ATTENTION_LEVELS = (255, 63, 31, 15, 7)  # the most that fit
 MAX_ATTENTION_BYTES = 650_000  # per page
 TINTS = 10  # of each color, in page.css
 STYLE_SHEET = webpage.beside(__file__, "page.css")
@@ -45,19 +45,15 @@ def inspection_page(
     tokens = [named(tokenizer, id) for id in inspection.ids]
     triangles = inspection.attention[:, :, *np.tril_indices(len(tokens))]
     body = attribution_section(*attribution, tokens) if attribution else ""
-    body += filled(
-        "attention",
-        tokens=buttons(tokens),
-        grid=head_grid([[(head.words, head.kind) for head in row] for row in heads]),
-        patterns=pattern_table(heads),
-        data=attention_data(triangles, len(tokens), None, first),
-    )
+    body += filled("attention", tokens=buttons(tokens))
+    body += head_maps(triangles, len(tokens), None, first, heads)
+    body += f"<h2>Heads with a clear pattern</h2>{pattern_table(heads)}"
     if inspection.layers:
-        scale = legend("probability", lambda bits: f"≥ {2**-bits:.2g}", "lower")
         body += filled(
             "predictions",
-            layers=scale + layer_table(tokenizer, inspection.layers, tokens),
-            predictions=prediction_table(tokenizer, inspection.layers[-1], tokens),
+            scale=prediction_legend(actual=False),
+            layers=layer_table(tokenizer, inspection.layers, tokens),
+            predictions=prediction_table(tokenizer, inspection.layers[-1], inspection.ids),
         )
     facts = facts | {"attention": shape(inspection.attention)}
     return webpage.page("What the model sees", facts, body, SURPRISE_STYLE + STYLE_SHEET, SCRIPT)
@@ -79,16 +75,9 @@ def alignment_page(
     sources, targets = (
         [marked(token) for token in side] for side in (source_tokens, target_tokens)
     )
-    layers, heads = weights.shape[:2]
-    body = filled(
-        "alignment",
-        source="".join(f"<span>{token}</span>" for token in sources),
-        target=buttons(targets),
-        columns="".join(f"<span>{token}</span>" for token in sources),
-        rows="".join(f"<span>{token}</span>" for token in targets),
-        grid=head_grid([[("", "")] * heads] * layers),
-        data=attention_data(weights, len(targets), len(sources), first),
-    )
+    spans = "".join(f"<span>{token}</span>" for token in sources)
+    body = filled("alignment", source=spans, target=buttons(targets))
+    body += head_maps(weights, len(targets), len(sources), first)
     facts = facts | {"attention": shape(weights)}
     return webpage.page("Alignment", facts, body, STYLE_SHEET, SCRIPT)
 
@@ -102,19 +91,29 @@ def buttons(tokens: list[str]) -> str:
     return "".join(f"<button>{token}</button>" for token in tokens)
 
 
-def attention_data(
-    weights: Floats, time: int, source: int | None, first: tuple[int, int] | None
+def head_maps(
+    weights: Floats,
+    time: int,
+    source: int | None,
+    first: tuple[int, int] | None,
+    patterns: Sequence[Sequence[HeadPattern]] = (),
 ) -> str:
-    """What the script needs: the weights of (layers, heads), quantized. Square roots are stored,
-    since most shares are small."""
-    heads, roots = weights.shape[1], np.sqrt(weights)
+    """The maps of all heads: `weights` are (layers, heads, ...). The head `first` is enlarged
+    initially, beside the one with the clearest pattern."""
+    (layers, heads), roots = weights.shape[:2], np.sqrt(weights)  # most weights are small
     for levels in ATTENTION_LEVELS:
         packed = compressed(np.rint(levels * roots).astype(np.uint8))
         if len(packed) <= MAX_ATTENTION_BYTES:
             break
-    shown = 0 if first is None else 2 + first[0] * (heads + 1) + first[1]  # after the averages
+    labels = [[(head.words, head.kind) for head in row] for row in patterns]
+    clear = [head.shares.get(head.kind, 0.0) for row in patterns for head in row]
+    second = divmod(clear.index(max(clear)) if clear else 0, heads)
+    chosen = (first, None if second == first else second)
+    # In the grid, the averages come first.
+    shown = [2 + head[0] * (heads + 1) + head[1] if head else 0 for head in chosen]
     sizes = {"time": time, "source": source, "heads": heads, "levels": levels}
-    return json.dumps({**sizes, "packed": packed, "first": shown})
+    data = json.dumps({**sizes, "shown": shown, "packed": packed})
+    return filled("heads", grid=head_grid(labels or [[("", "")] * heads] * layers), data=data)
 
 
 def compressed(array: np.ndarray) -> str:
@@ -162,7 +161,7 @@ def head_grid(heads: list[list[tuple[str, str]]]) -> str:
 
 def head_button(layer: int, head: int, title: str, label: str) -> str:
     data = f'data-layer="{layer}" data-head="{head}" title="{title}"'
-    inside = f'<canvas></canvas><span>{label}</span><span class="looks"></span>'
+    inside = f'<canvas aria-hidden="true"></canvas><span>{label}</span><span class="looks"></span>'
     return f"<td><button {data}>{inside}</button></td>"
 
 
@@ -175,6 +174,7 @@ def pattern_table(heads: list[list[HeadPattern]]) -> str:
     ]
     rest = sum(map(len, heads)) - len(rows)
     table = webpage.table(["head", "pattern on this text"], rows, "habits") if rows else ""
+    table = folded(table, len(rows), "head") if rows else ""
     return table + (f"<p>Heads without a clear pattern: {rest:,}.</p>" if rest else "")
 
 
@@ -183,75 +183,84 @@ def layer_table(tokenizer: Tokenizer, layers: list[Predictions], tokens: list[st
     rows = []
     for number, layer in enumerate(layers):
         best = zip(layer.ids[:, 0], layer.probabilities[:, 0], strict=True)
-        cells = (f'<td class="{shade_of(p)}">{named(tokenizer, int(id))}</td>' for id, p in best)
+        cells = (prediction(named(tokenizer, int(id)), p) for id, p in best)
         rows.append(f"<th>{f'layer {number}' if number else 'embedding'}</th>{''.join(cells)}")
     return webpage.table(["", *tokens], rows[::-1], "lens")
 
 
-def prediction_table(tokenizer: Tokenizer, predictions: Predictions, tokens: list[str]) -> str:
+def prediction_table(tokenizer: Tokenizer, predictions: Predictions, ids: list[int]) -> str:
     """For each token: the actual next token and the most likely ones."""
+    tokens = [named(tokenizer, id) for id in ids]
     came = zip(tokens[1:], predictions.actual, predictions.rank, strict=True)
-    actual = [f"{token} <small>{p:.3f}, rank {rank:,}</small>" for token, p, rank in came] + [""]
+    actual = [prediction(token, p, True, f", rank {rank:,}") for token, p, rank in came]
     rows = []
-    for place, (token, following) in enumerate(zip(tokens, [*tokens[1:], None], strict=True)):
-        row = f"<th>{place + 1}</th><td>{token}</td><td>{actual[place]}</td>"
-        for id, p in zip(predictions.ids[place], predictions.probabilities[place], strict=True):
-            shown = named(tokenizer, int(id))
-            kinds = shade_of(p) + " came" * (shown == following)
-            row += f'<td class="{kinds}">{shown} <small>{p:.3f}</small></td>'
-        rows.append(row)
+    for place, cell in enumerate([*actual, "<td></td>"]):
+        best = zip(predictions.ids[place], predictions.probabilities[place], strict=True)
+        next_id = ids[place + 1] if place < len(actual) else None
+        cells = (prediction(named(tokenizer, int(id)), p, id == next_id) for id, p in best)
+        rows.append(f"<th>{place + 1}</th><td>{tokens[place]}</td>{cell}{''.join(cells)}")
     ranks = map(str, range(1, predictions.ids.shape[1] + 1))
-    return webpage.table(["", "after", "actual", *ranks], rows)
-
-
-def shade_of(probability: float) -> str:
-    return f"s{shade(-math.log2(max(float(probability), 1e-30)))}"
+    table = webpage.table(["", "after", "actual", *ranks], rows)
+    return folded(prediction_legend() + table, len(rows), "token")
 
 
 def word_page(word: Occurrences, facts: dict[str, str]) -> str:
     """How similar the vectors of a word's occurrences are, layer by layer."""
     cosines = similarities(word.vectors)  # (layers + 1, occurrences, occurrences)
     count = len(word.contexts)
-    name = "average of all pairs"
+    name = "mean cosine similarity of all pairs"
     panel = Panel(name, [Series(name, list(enumerate(mean_similarities(cosines))))])
     chart = Chart("Similarity by layer", [panel], "layer (0 is the embedding)")
     layers = ""
-    for layer, matrix in enumerate(cosines.tolist()):
+    for matrix in cosines.tolist():
         rows = []
         for number, row in enumerate(matrix, start=1):
             cells = "".join(f'<td class="{tint(value)}">{value:.2f}</td>' for value in row)
             rows.append(f"<th>{number}</th>{cells}")
-        layers += f"<h2>{f'After layer {layer}' if layer else 'Embedding'}</h2>"
-        layers += webpage.table(["", *map(str, range(1, count + 1))], rows)
+        table = webpage.table(["", *map(str, range(1, count + 1))], rows)
+        layers += f'<section class="layer">{table}</section>'
     contexts = "".join(f"<li>{escape(text)}</li>" for text in word.contexts)
-    picture = curves_svg(chart) if count > 1 else ""
-    body = filled("word", contexts=contexts, chart=picture, layers=layers)
+    labels = [f"{number} {text}" for number, text in enumerate(word.contexts, start=1)]
+    pairs = {"map": vector_map(word.vectors, labels), "chart": curves_svg(chart), "layers": layers}
+    shown = pairs if count > 1 else dict.fromkeys(pairs, "")
+    body = filled("word", contexts=contexts, **shown)
     title = f"“{word.word}”: {counted(count, 'occurrence')}"
-    return webpage.page(title, facts, body, STYLE_SHEET)
+    return webpage.page(title, facts, body, STYLE_SHEET, SCRIPT)
+
+
+def vector_map(vectors: Floats, labels: list[str]) -> str:
+    """Vectors (layers, count, dim) in two dimensions; phones show the first word of each label."""
+    points, shares = (each.round(4).tolist() for each in pca(vectors))
+    data = json.dumps({"points": points, "shares": shares, "labels": labels})
+    return filled("map", last=str(len(points) - 1), data=data.replace("<", r"\u003c"))
 
 
 def neighbours_page(
-    token: str, near: list[str], cosines: Sequence[float], facts: dict[str, str]
+    names: list[str], vectors: Floats, cosines: Sequence[float], facts: dict[str, str]
 ) -> str:
-    """The tokens nearest to one, by the cosine similarity of their embeddings."""
+    """A token and those nearest to it, by the cosine similarity of their embeddings. `names` have
+    no spaces."""
     rows = (
-        f'<td>{marked(text)}</td><td class="{tint(cosine)}">{cosine:.3f}</td>'
-        for text, cosine in zip(near, cosines, strict=True)
+        f'<td>{escape(text)}</td><td class="{tint(cosine)}">{cosine:.3f}</td>'
+        for text, cosine in zip(names[1:], cosines, strict=True)
     )
-    table = webpage.table(["token", "cosine similarity"], rows)
-    return webpage.page(f"Tokens nearest to “{token}”", facts, table, STYLE_SHEET)
+    body = vector_map(vectors[None], [f"[{names[0]}]", *names[1:]])
+    body += webpage.table(["token", "cosine similarity"], rows)
+    title = f"Tokens nearest to “{names[0]}”"
+    return webpage.page(title, facts, body, STYLE_SHEET, SCRIPT)
 
 
 def positions_page(kind: str, vectors: Floats, facts: dict[str, str]) -> str:
-    scaled = vectors / (float(np.abs(vectors).max()) or 1.0)
-    cosines = heat_map(similarities(vectors))
-    body = filled("positions", kind=kind, vectors=heat_map(scaled), cosines=cosines)
+    cosines = heat_map(similarities(vectors), "position,position")
+    shown = heat_map(vectors, "position,dimension")
+    body = filled("positions", kind=kind, vectors=shown, cosines=cosines)
     return webpage.page("Positions", facts, body, STYLE_SHEET, SCRIPT)
 
 
-def heat_map(matrix: Floats) -> str:
-    """A matrix of numbers between -1 and 1 as an image."""
-    height, width = matrix.shape
-    packed = compressed(np.rint(127 * np.clip(np.nan_to_num(matrix), -1, 1)).astype(np.int8))
-    data = f'data-width="{width}" data-height="{height}" data-packed="{packed}"'
-    return f'<canvas class="heat" {data}></canvas>'
+def heat_map(matrix: Floats, names: str) -> str:
+    """A picture of a matrix; `names` are those of its axes."""
+    matrix = np.nan_to_num(matrix)
+    most = float(np.abs(matrix).max()) or 1.0
+    packed = compressed(np.rint(127 * (matrix / most)).astype(np.int8))
+    sizes = dict(zip(("height", "width"), map(str, matrix.shape), strict=True))
+    return filled("heat", **sizes, packed=packed, names=names, most=f"{most:.3g}")

@@ -6,6 +6,7 @@
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -60,9 +61,26 @@ def context(match: re.Match[str]) -> str:
 
 def similarities(vectors: Floats) -> Floats:
     """The cosine similarity of every pair: (..., count, dim) to (..., count, count)."""
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    directions: Floats = vectors / np.maximum(lengths, 1e-12)
-    return directions @ directions.swapaxes(-1, -2)
+    unit = directions(vectors)
+    return unit @ unit.swapaxes(-1, -2)
+
+
+def directions(vectors: Floats) -> Floats:
+    unit: Floats = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    return unit
+
+
+def pca(vectors: Floats) -> tuple[Floats, Floats]:
+    """The directions of each layer in two dimensions: (layers, count, dim) to (layers, count, 2),
+    and the share of the variance along each principal component: (layers, 2)."""
+    unit = directions(vectors)
+    left, sizes, _ = np.linalg.svd(unit - unit.mean(axis=1, keepdims=True), full_matrices=False)
+    points = left[..., :2] * sizes[:, None, :2]
+    for before, after in pairwise(points):  # signs are arbitrary: do not mirror the next layer
+        after *= np.where((before * after).sum(axis=0) < 0, -1, 1)
+    variance = sizes**2
+    total = np.maximum(variance.sum(axis=1, keepdims=True), 1e-9)  # 0 if all are equal
+    return points, variance[:, :2] / total
 
 
 def mean_similarities(cosines: Floats) -> list[float]:

@@ -13,7 +13,6 @@ const tensor = (heads, rows, cols, numberAt) => {
   return {heads, rows, cols, numbers};
 };
 const at = (x, row, col, head = 0) => x.numbers[(head * x.rows + row) * x.cols + col];
-const range = length => [...Array(length).keys()];
 const sum = numbers => numbers.reduce((total, number) => total + number, 0);
 const dot = (x, row, first, y, other, second, width) => {
   let total = 0;

@@ -1,5 +1,6 @@
 """Inspection agrees with `transformers` and with the model itself."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from nanolm.errors import UsageError
 from nanolm.inspect.attribution import attribute
 from nanolm.inspect.heads import describe_heads, pattern_masks
 from nanolm.inspect.inspection import Inspection, inspect_text
-from nanolm.inspect.page import inspection_page
+from nanolm.inspect.page import alignment_page, inspection_page
 from nanolm.inspect.vectors import (
     mean_similarities,
     neighbours,
     occurrences,
+    pca,
     position_vectors,
     similarities,
     token_of,
@@ -131,6 +133,44 @@ def test_a_word_is_the_same_until_the_first_layer() -> None:
         occurrences(model, tokenizer, "river", texts)
     with pytest.raises(UsageError, match="context length is 32"):
         occurrences(model, tokenizer, "bank", ["bank " * 9])
+
+
+def test_the_legend_of_attention_is_a_square_root() -> None:
+    ones = np.ones((1, 1, 1, 1), np.float32)
+    page = alignment_page(ones, ["a"], ["b"], {})
+    swatches = re.findall(r'class="swatch" data-value="([\d.]+)"></canvas>(\d+)%<', page)
+    assert len(swatches) == 6 and "square root" in page
+    for value, share in swatches:
+        assert float(value) == pytest.approx((int(share) / 100) ** 0.5, abs=0.005)
+
+
+def test_principal_components_keep_distances() -> None:
+    """Of vectors in a plane; lengths do not matter, and no layer is mirrored."""
+    rng = np.random.default_rng(1)
+    angles = rng.random((1, 7)) * np.pi / 2
+    plane, _ = np.linalg.qr(rng.normal(size=(6, 2)))
+    unit = np.stack([np.cos(angles), np.sin(angles)], axis=-1) @ plane.T  # (1, 7, 6)
+    lengths = 1 + rng.random((1, 7, 1))
+    points, shares = pca(np.concatenate([unit * lengths, unit, np.ones((1, 7, 6))]))
+    expected = np.linalg.norm(unit[0, :, None] - unit[0], axis=-1)
+    assert np.allclose(np.linalg.norm(points[0][:, None] - points[0], axis=-1), expected)
+    assert np.allclose(points[0], points[1])
+    assert shares[0].sum() == pytest.approx(1) and shares[0, 0] > shares[0, 1]
+    assert np.allclose(points[2], 0) and np.allclose(shares[2], 0)  # all are equal
+
+
+def test_long_tables_are_folded_and_the_actual_token_is_marked() -> None:
+    tokenizer = train_tokenizer([], "byte")
+    model = of_family("gpt2", **SHAPE)
+    for ids, folded in ((IDS, False), (IDS + IDS + IDS[:4], True)):
+        seen = inspect_text(model, ids, top=258)  # all tokens, so that the actual one is among them
+        heads = describe_heads(seen.attention, ids)
+        page = inspection_page(tokenizer, seen, heads, {})
+        table = page.partition("<h2>Predictions by token</h2>")[2]
+        assert table.count("<details open>") == (not folded)
+        assert f"<summary>{len(ids)} tokens</summary>" in table
+        first = table.partition("<tbody>")[2].partition("</tr>")[0]
+        assert first.count(" came") == 2 and table.count(" came") == 2 * (len(ids) - 1)
 
 
 def test_neighbours_are_those_of_all_pairs() -> None:

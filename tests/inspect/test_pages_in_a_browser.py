@@ -13,8 +13,14 @@ from models import of_family
 from nanolm.inspect.attribution import attribute
 from nanolm.inspect.heads import describe_heads
 from nanolm.inspect.inspection import Inspection, inspect_text
-from nanolm.inspect.page import alignment_page, inspection_page, positions_page, word_page
-from nanolm.inspect.vectors import occurrences, position_vectors
+from nanolm.inspect.page import (
+    alignment_page,
+    inspection_page,
+    neighbours_page,
+    positions_page,
+    word_page,
+)
+from nanolm.inspect.vectors import occurrences, position_vectors, similarities
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig
 from nanolm.report.page import comparison_page, report_page
@@ -67,6 +73,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> dict[str, 
         ),
         "alignment": alignment_page(ALIGNED, [*"abc"], [*"xyzw", MARKUP[0]], {"model": "x"}),
         "word": word_page(words, {}),
+        "neighbours": neighbours_page([*"abc"], np.eye(3, 4, dtype=np.float32), [0.5, 0.4], {}),
         "positions": positions_page(kind, vectors, {}),
         "report": report_page(read_run(run)),
         "comparison": comparison_page([run, run]),
@@ -76,15 +83,18 @@ def pages(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> dict[str, 
     return {name: folder / f"{name}.html" for name in made}
 
 
-@pytest.mark.parametrize("name", ["language model", "classifier", "alignment", "positions"])
+@pytest.mark.parametrize(
+    "name", ["language model", "classifier", "alignment", "positions", "word", "neighbours"]
+)
 def test_pages_with_a_script(name: str, browser: Browser, pages: dict[str, Path]) -> None:
     opened(browser, pages[name], READY)
-    drawn = """[...document.querySelectorAll("canvas")].every(canvas => canvas.getContext("2d")
-        .getImageData(0, 0, canvas.width, canvas.height).data.some(value => value > 0))"""
+    drawn = """[...document.querySelectorAll("canvas:not(.empty *, [data-value='0'])")]
+        .every(canvas => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height)
+            .data.some(value => value > 0))"""
     assert browser.value(drawn)
 
 
-@pytest.mark.parametrize("name", ["word", "report", "comparison"])
+@pytest.mark.parametrize("name", ["report", "comparison"])
 def test_pages_without_one(name: str, browser: Browser, pages: dict[str, Path]) -> None:
     opened(browser, pages[name], "document.readyState === 'complete'")
     assert browser.value("document.scripts.length") == 0
@@ -105,22 +115,30 @@ def opened(browser: Browser, page: Path, ready: str) -> None:
     assert set(browser.requests) == {page.as_uri()}
 
 
+def press(browser: Browser, keys: str) -> None:
+    for key in keys.split():
+        browser.tell("Input.dispatchKeyEvent", type="keyDown", key=f"Arrow{key}")
+
+
 def test_hover_and_choice(browser: Browser, pages: dict[str, Path]) -> None:
     browser.look(1200)
     browser.open(pages["language model"], READY)
     text = 'document.getElementById("about").textContent'
-    assert browser.value(text).startswith("Average of all heads. Selected token: t (42)")
+    assert browser.value(text).startswith("t (42) attends to ")
     browser.point("#tokens button", 4)
-    assert browser.value(text).startswith("Average of all heads. Selected token: a (5)")
-    assert browser.value('document.querySelectorAll("#tokens button.on").length') == 1
-    large = 'document.getElementById("large").toDataURL()'
-    before = browser.value(large)
+    assert browser.value(text).startswith("a (5) attends to ")
+    assert browser.value('document.querySelectorAll("#tokens [aria-pressed=true]").length') == 1
+    assert browser.value("document.querySelectorAll(\"#tokens [tabindex='0']\").length") == 1
+    large, head = (f'document.getElementById("{id}")' for id in ("large", "head"))
+    before = browser.value(f"{large}.toDataURL()")
     browser.point('.grid button[data-layer="1"][data-head="2"]', click=True)
-    assert browser.value(text).startswith("Head 2.3 ")
-    assert browser.value(large) != before
-    chosen = browser.value("""(() => { const on = document.querySelector(".grid button.on");
+    assert browser.value(f"{head}.selectedOptions[0].text").startswith("Head 2.3 ")
+    assert browser.value(f"{large}.toDataURL()") != before
+    press(browser, "Right")
+    chosen = browser.value("""(() => {
+        const on = document.querySelector(".grid [aria-pressed=true]");
         return [on.dataset.layer, on.dataset.head]; })()""")
-    assert chosen == ["1", "2"]
+    assert chosen == ["1", "3"]
 
 
 def test_what_a_head_looks_at_is_what_was_measured(
@@ -139,7 +157,40 @@ def test_what_a_head_looks_at_is_what_was_measured(
             place = f'.grid button[data-layer="{layer}"][data-head="{head}"] .looks'
             shown = browser.value(f"document.querySelector('{place}').textContent")
             share = rows[20].max()
-            assert abs(int(shown.split()[-1].rstrip("%")) - 100 * share) <= 3
+            assert abs(int(shown.split()[-1].rstrip("%")) - 100 * share) <= 1
+
+
+def test_two_heads_by_keyboard(browser: Browser, tmp_path: Path) -> None:
+    """The same cell is marked in both maps, with the share of each head."""
+    weights = np.tril(np.random.default_rng(1).random((2, 2, 5, 5), np.float32))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    tokenizer = train_tokenizer([], "byte")
+    seen = Inspection(tokenizer.encode("abcde"), weights, [])
+    page = tmp_path / "heads.html"
+    heads = describe_heads(weights, seen.ids)
+    page.write_text(inspection_page(tokenizer, seen, heads, {}, (0, 0)), encoding="utf-8")
+    browser.look(1200)
+    browser.open(page, READY)
+    beside = 'document.querySelectorAll(".panel select")[1]'
+    browser.value(f"{beside}.value = 6; {beside}.dispatchEvent(new Event('change'))")  # head 2.2
+    browser.point("#tokens button", 4)
+    browser.value('document.querySelector(".matrix").focus()')
+    press(browser, "Up Left Left Left Left Left Right")
+    about = '[...document.querySelectorAll(".panel > p")].map(p => p.textContent)'
+    badges = '[...document.querySelectorAll(".badge")].map(b => b.textContent)'
+    shares = browser.value(badges)
+    expected = [weights[0, 0, 3, 1], weights[1, 1, 3, 1]]
+    assert [int(share.rstrip("%")) for share in shares] == pytest.approx(
+        [100 * share for share in expected], abs=1
+    )
+    assert browser.value(about) == [f"d (4) attends to b (2): {share}" for share in shares]
+    on = browser.value('[...document.querySelectorAll(".matrix .on")].map(s => s.textContent)')
+    assert on == ["b", "d"] * 2
+    press(browser, "Up Up Right")
+    assert browser.value(badges) == ["masked", "masked"]
+    browser.value(f"{beside}.value = ''; {beside}.dispatchEvent(new Event('change'))")
+    visible = "getComputedStyle(document.getElementById('beside').closest('.scroll')).display"
+    assert browser.value(visible) == "none"
 
 
 def test_alignment_under_the_pointer(browser: Browser, pages: dict[str, Path]) -> None:
@@ -147,20 +198,58 @@ def test_alignment_under_the_pointer(browser: Browser, pages: dict[str, Path]) -
     browser.open(pages["alignment"], READY)
     text = 'document.getElementById("about").textContent'
     browser.point("#tokens button", 1)
-    assert browser.value(text) == "Average of all heads. Selected token: y (2)"
+    assert browser.value(text) == "y (2) attends to c (3): 100%"
     darkness = '[...document.querySelectorAll("#source span")].map(s => s.style.cssText)'
     assert browser.value(darkness) == ["--w: 0;", "--w: 0;", "--w: 100;"]
     browser.point("#large")  # the middle: the third row, the second column
-    assert browser.value(text) == "Average of all heads. Selected token: z (3), 50% to b"
+    assert browser.value(text) == "z (3) attends to b (2): 50%"
     browser.point('.grid button[data-head="1"]', click=True)
-    assert browser.value(text) == "Head 1.2. Selected token: z (3)"
+    assert browser.value(text) == "z (3) attends to b (2): 0%"
     looks = browser.value('[...document.querySelectorAll(".looks")].map(s => s.textContent)')
     assert looks == ["b 50%", "b 50%", "b 100%", "c 100%"]
 
 
+def test_a_layer_of_the_map(browser: Browser, pages: dict[str, Path]) -> None:
+    """Distances in the picture are those of the vectors, and all layers have the same scale."""
+    tokenizer = train_tokenizer([], "byte")
+    model = of_family("modern", vocab_size=258, context=64)
+    cosines = similarities(occurrences(model, tokenizer, "was", [TEXT]).vectors)[:, 0, 1]
+    expected = np.sqrt(np.maximum(2 - 2 * cosines, 0))
+    browser.look(1200)
+    browser.open(pages["word"], READY)
+    distances = []
+    for layer in range(3):
+        slider = 'document.getElementById("layer")'
+        browser.value(f"{slider}.value = {layer}; {slider}.dispatchEvent(new Event('input'))")
+        (x, y), (other_x, other_y) = browser.value(
+            '[...document.querySelectorAll("#map circle")].map(c => '
+            "[c.cx.baseVal.value, c.cy.baseVal.value])"
+        )
+        distances.append(np.hypot(x - other_x, y - other_y))
+        hidden = browser.value('[...document.querySelectorAll("section.layer")].map(s => s.hidden)')
+        assert hidden == [number != layer for number in range(3)]
+    assert distances[0] < 1 < distances[2]
+    assert distances[1] / distances[2] == pytest.approx(expected[1] / expected[2], rel=0.05)
+
+
+def test_positions_have_axes(browser: Browser, pages: dict[str, Path]) -> None:
+    _, vectors = position_vectors(of_family("modern", vocab_size=258, context=64))
+    browser.look(1200)
+    browser.open(pages["positions"], READY)
+    browser.value('document.querySelector(".matrix").focus()')
+    press(browser, "Down Down Right")
+    about = browser.value('document.querySelector(".panel > p").textContent')
+    place, value = about.split(": ")
+    assert place == "position 3, dimension 2"
+    assert float(value.replace("\u2212", "-")) == pytest.approx(vectors[2, 1], abs=0.02)
+    ticks = browser.value('[...document.querySelectorAll(".rows span")].map(s => s.textContent)')
+    assert ticks[:3] == ["3", "5", "9"]  # every fourth, and the selected one
+
+
 def test_the_first_head_is_the_one_asked_for(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["classifier"], READY)
-    assert browser.value('document.getElementById("about").textContent').startswith("Head 2.3 ")
+    head = 'document.getElementById("head").selectedOptions[0].text'
+    assert browser.value(head).startswith("Head 2.3 ")
 
 
 def test_hostile_text_is_inert(browser: Browser, tmp_path: Path) -> None:

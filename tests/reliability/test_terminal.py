@@ -2,6 +2,7 @@
 
 import os
 import re
+import string
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -23,7 +24,7 @@ from nanolm.generation.page import samples_page
 from nanolm.inspect.attribution import attribute
 from nanolm.inspect.heads import describe_heads
 from nanolm.inspect.inspection import inspect_text
-from nanolm.inspect.page import inspection_page, word_page
+from nanolm.inspect.page import inspection_page, neighbours_page, word_page
 from nanolm.inspect.vectors import Occurrences
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig
@@ -119,6 +120,7 @@ def pages(text: str) -> dict[str, str]:
             tokenizer, seen, heads, {text: text}, (0, 0), (what, config.labels)
         ),
         "word": word_page(Occurrences(text, [text, text], np.ones((2, 2, 3), np.float32)), {}),
+        "neighbours": neighbours_page([text] * 2, np.ones((2, 3), np.float32), [1.0], {text: text}),
         "report": report_page(one),
         "labels": report_page(replace(one, settings={"data": [text]})),
         "tokens": tokens_page(tokenizer, text, text),
@@ -129,8 +131,10 @@ def pages(text: str) -> dict[str, str]:
 
 
 def test_markup_is_text_on_every_page(tally: Tally) -> None:
-    made = pages("some harmless words\n\0\u202e")
-    harmless = {name: SeenTags(page).found for name, page in made.items()}
+    made, long = pages("some harmless words\n\0\u202e"), pages(string.ascii_letters)
+    harmless = {
+        name: SeenTags(page).found | SeenTags(long[name]).found for name, page in made.items()
+    }
     survived = 0
     for text in MARKUP:
         made = pages(text)

@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 import pytest
 
 from nanolm.text import spelled
-from nanolm.text.page import surprise_page, tokens_page
+from nanolm.text.page import prediction, prediction_legend, surprise_page, tokens_page
 from nanolm.text.tokenizer import train_tokenizer
 
 TEXT = "<script>alert(1)</script> & \"quotes\" 'here'\n\tzwölf 日本 \x1b[31m \0\x7f\x9b\u202eevil"
@@ -102,6 +102,32 @@ def test_colors_follow_the_bits() -> None:
     for step in range(1, 8):
         assert f".s{step} {{ background: light-dark(#" in style
         assert f'<span class="s{step}">' in legend.partition("</p>")[0]
+
+
+@pytest.mark.parametrize(
+    ("probability", "came", "cell"),
+    [
+        (0.95, False, '<td class="p5">a <small>0.950</small></td>'),
+        (0.01, True, '<td class="p1 came">a <small>0.010</small></td>'),
+        (
+            0.002,
+            False,
+            '<td class="p0">a <small>0.002</small></td>',
+        ),  # unlikely, but it did not come
+        (0.0009, True, '<td class="unlikely came">a <small>&lt;0.001</small></td>'),
+    ],
+)
+def test_only_an_unlikely_token_that_came_is_red(probability: float, came: bool, cell: str) -> None:
+    assert prediction("a", probability, came) == cell
+
+
+def test_the_legend_names_each_shade() -> None:
+    legend, page = prediction_legend(), surprise_page(train_tokenizer([], "byte"), [], {}, "text")
+    for step, bound in enumerate(["lower", "≥ 0.01", "≥ 0.05", "≥ 0.2", "≥ 0.5", "≥ 0.9"]):
+        assert f'<span class="p{step}">{bound}</span>' in legend
+        assert not step or f".p{step} {{ background" in page
+    assert "below 0.01" in legend and ".unlikely {" in page
+    assert "unlikely" not in prediction_legend(actual=False)
 
 
 def test_a_text_that_ends_amid_a_character() -> None:
