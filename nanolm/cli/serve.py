@@ -170,6 +170,7 @@ def load(
         ServedModel,
         ServedTranslator,
         names_of,
+        own_prompts,
     )
 
     models: dict[str, ServedModel] = {}
@@ -190,5 +191,5 @@ def load(
             models[name] = ServedTranslator(name, made, translator)
         else:
             _, writer = ready(str(folder), device, dtype, quantized, adapter)
-            models[name] = ServedLanguageModel(name, made, writer)
+            models[name] = ServedLanguageModel(name, made, writer, own_prompts(folder))
     return models

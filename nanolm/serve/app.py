@@ -21,10 +21,12 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from nanolm.errors import NanolmError, OutOfMemory
+from nanolm.generation.decoding import first_visible
 from nanolm.generation.transcript import token_name
 from nanolm.serve import api
 from nanolm.serve.echo import echo_prompts
 from nanolm.serve.engine import (
+    CPU_PREFILL_TOKENS,
     MAX_TOP_LOGPROBS,
     ByteBudget,
     Engine,
@@ -53,6 +55,8 @@ PAGE_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/reading.js": ("reading.js", "text/javascript; charset=utf-8"),
+    "/writing.js": ("writing.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 MAX_INSPECTIONS = 8  # pages to keep
@@ -120,6 +124,7 @@ class Server:
             post("/v1/classify", self.requests.classification, self.classify),
             post("/v1/translate", self.requests.translation, self.translate),
             post("/v1/tokenize", self.requests.tokenization, self.tokenize),
+            post("/v1/probabilities", self.requests.probabilities, self.probabilities),
             post("/v1/inspect", self.requests.inspection, self.inspect),
             post("/v1/walk", self.requests.walk, self.walk),
         ]
@@ -216,7 +221,16 @@ class Server:
         model = self.model(given, ServedModel)
         ids = await self.offload(request, self.count, model, [given["text"]])
         tokens = [token_name(model.tokenizer, id) for id in ids]
-        return JSONResponse({"model": model.name, "ids": ids, "tokens": tokens})
+        unseen = first_visible(len(ids), model.window)  # when a language model continues the text
+        return JSONResponse({"model": model.name, "ids": ids, "tokens": tokens, "unseen": unseen})
+
+    async def probabilities(self, request: Request, given: dict[str, Any]) -> Response:
+        model = self.model(given, ServedLanguageModel)
+        row = (await self.offload(request, api.parse, given, model, self.limits)).rows[0]
+        if (count := len(row.prompt)) > CPU_PREFILL_TOKENS:
+            raise APIError(f"the prompt has {count:,} tokens; the limit is {CPU_PREFILL_TOKENS:,}")
+        generated = min(given.get("generated", 0), count)
+        return JSONResponse(await self.engine.do(lambda: model.probabilities(row, generated)))
 
     async def inspect(self, request: Request, given: dict[str, Any]) -> Response:
         model = self.model(given, ServedModel, needs_attention=True)

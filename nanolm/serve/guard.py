@@ -43,7 +43,8 @@ PREFLIGHT = {
     "access-control-allow-methods": "GET, POST",
     "access-control-allow-headers": "authorization, content-type",
 }
-PUBLIC_PATHS = ("/", "/page.css", "/page.js", "/icon.svg", "/health")  # need no key
+PAGE = ("/", "/page.css", "/page.js", "/reading.js", "/writing.js", "/icon.svg")
+PUBLIC_PATHS = (*PAGE, "/health")  # need no key
 BODY_SECONDS = 20.0  # time limit for receiving a body
 MAX_FIELDS = 1000  # per JSON object; valid requests have far fewer
 FREE_FAILURES = 8  # wrong keys per address that are answered without delay

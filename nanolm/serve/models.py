@@ -17,7 +17,10 @@ import torch
 
 from nanolm.classification.classifier import TextClassifier
 from nanolm.classification.metrics import softmax
+from nanolm.generation.batch import BatchRow
+from nanolm.generation.decoding import NaiveDecoder
 from nanolm.generation.language_model import LanguageModel
+from nanolm.generation.sampler import Sampler
 from nanolm.generation.transcript import Transcript
 from nanolm.inspect.attribution import attribute
 from nanolm.inspect.heads import describe_heads
@@ -30,10 +33,12 @@ from nanolm.model.classifier import Classifier
 from nanolm.model.device import use_fitting_threads
 from nanolm.model.gpt import GPT
 from nanolm.pairs.translator import TranslateParams, Translation, Translator
+from nanolm.runs.folder import Run
 from nanolm.serve.queues import Steps
 from nanolm.text.tokenizer import Tokenizer
 
 MAX_INSPECTED_TOKENS = 256  # attention grows with their square
+SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])")  # noqa: RUF001
 RUN_SUBFOLDERS = {"best", "last", "checkpoints"}  # of a run; not used as names
 
 
@@ -44,6 +49,7 @@ class ServedModel:
     name: str
     created: int  # seconds since 1970
     loaded: LanguageModel | TextClassifier | Translator
+    prompts: Sequence[str] = ()  # to begin with, from its own samples
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -76,15 +82,16 @@ class ServedModel:
             "parameters": self.loaded.model.parameter_count(),
             "attention": self.attention,
             "labels": None,
+            "prompts": list(self.prompts),
         }
 
     def inspect(self, ids: list[int]) -> Callable[[], str]:
         """Inspect a text. The result renders the page, which takes longer."""
-        ids = ids[-min(MAX_INSPECTED_TOKENS, self.base.window() or MAX_INSPECTED_TOKENS) :]
-        return partial(self.page, inspect_text(self.base, ids))
+        end = ids[-min(MAX_INSPECTED_TOKENS, self.base.window() or MAX_INSPECTED_TOKENS) :]
+        return partial(self.page, inspect_text(self.base, end), shown("last", end, ids))
 
-    def page(self, seen: Inspection, attribution: Any = None) -> str:
-        facts = {"model": self.name, "tokens": f"{len(seen.ids):,}"}
+    def page(self, seen: Inspection, tokens: str, attribution: Any = None) -> str:
+        facts = {"model": self.name, "tokens": tokens}
         facts |= WITHOUT_NGRAMS if getattr(self.loaded, "ngrams", None) else {}
         patterns = describe_heads(seen.attention, seen.ids)
         return inspection_page(self.tokenizer, seen, patterns, facts, attribution=attribution)
@@ -97,8 +104,28 @@ class ServedLanguageModel(ServedModel):
 
     def walk(self, ids: list[int]) -> Callable[[], str]:
         """The forward pass over the end of a text. The result renders the page."""
-        walk = walk_through(self.base, ids[-walk_window(self.base) :])
-        return partial(walk_page, self.tokenizer, walk, {"model": self.name})
+        end = ids[-walk_window(self.base) :]
+        facts = {"model": self.name, "tokens": shown("last", end, ids)}
+        return partial(walk_page, self.tokenizer, walk_through(self.base, end), facts)
+
+    @torch.inference_mode()
+    def probabilities(self, row: BatchRow, generated: int) -> dict[str, Any]:
+        """With which probability the most likely tokens after a prompt are sampled, that is, after
+        all penalties, bans and filters. The last `generated` tokens of the prompt were sampled."""
+        model, length = self.loaded.model, len(row.prompt)
+        prompt = torch.tensor([row.prompt], device=model.device)  # (1, time)
+        logits = NaiveDecoder(model, 1, length).logits(prompt, torch.tensor([length]))
+        logits = logits[:, : self.tokenizer.vocab_size]  # (1, vocabulary)
+        sampler = Sampler(self.tokenizer, 1, model.device)
+        sampler.begin(0, row.params, row.prompt, written=generated, bias=row.bias)
+        scores = sampler.scores(logits).float()
+        if row.params.effectively_greedy:
+            sampled = torch.zeros_like(scores).scatter(1, scores.argmax(-1, keepdim=True), 1)
+        else:  # NaN if no token remains
+            sampled = sampler.apply("filter", scores).softmax(dim=-1).nan_to_num()
+        ids = logits[0].topk(min(row.top, logits.shape[1])).indices
+        shares = sampled[0, ids].tolist()
+        return {"ids": ids.tolist(), "sampled": shares, "candidates": int(sampled.count_nonzero())}
 
     def conversation(self, messages: Sequence[tuple[str, str]]) -> tuple[list[int], list[str]]:
         """The prompt's ids for (role, content) messages, and the texts that end the reply."""
@@ -135,10 +162,11 @@ class ServedClassifier(ServedModel):
     def inspect(self, ids: list[int]) -> Callable[[], str]:
         config = self.loaded.model.config
         window = min(self.base.window() or MAX_INSPECTED_TOKENS, config.window or 10**9)
-        ids = ids[: min(MAX_INSPECTED_TOKENS, window)]
-        decided = attribute(self.loaded.model, ids)
-        seen = Inspection(ids, decided.attention, [])
-        return partial(self.page, seen, (decided, self.loaded.labels))
+        start = ids[: min(MAX_INSPECTED_TOKENS, window)]
+        decided = attribute(self.loaded.model, start)
+        seen = Inspection(start, decided.attention, [])
+        tokens = shown("first", start, ids)
+        return partial(self.page, seen, tokens, (decided, self.loaded.labels))
 
 
 @dataclass(frozen=True)
@@ -217,6 +245,26 @@ def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     found = [transcript.add(tokenizer.tokens[id]) for id in ids]
     found[-1] += transcript.finish()
     return found
+
+
+def shown(which: str, part: list[int], ids: list[int]) -> str:
+    """The number of tokens on a page, and whether the text was truncated."""
+    truncated = f"truncated: the {which} {len(part):,} of "
+    return truncated * (len(part) < len(ids)) + f"{len(ids):,}"
+
+
+def own_prompts(folder: Path) -> list[str]:
+    """The beginnings of sentences in the latest samples of the run that a checkpoint is from."""
+    run = Run(folder.resolve().parent.parent)
+    if not (run.exists() and run.samples.is_file()):
+        return []
+    lines = reversed(run.samples.read_text(encoding="utf-8", errors="replace").splitlines())
+    texts = (line[2:] for line in lines if line.startswith("> ") and "<|" not in line)
+    parts = [part.strip() for text in texts for part in SENTENCE_END.split(text)]
+    found = [" ".join(part.split()[:4]) for part in parts if part.count(" ") >= 4]
+    if not found:  # single words, or a language without spaces
+        found = [part[: min(8, len(part) // 2)] for part in parts if len(part) > 1]
+    return list(dict.fromkeys(found))[:3]
 
 
 def names_of(runs: Iterable[str]) -> list[str]:

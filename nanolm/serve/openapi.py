@@ -47,6 +47,7 @@ MODEL = response(
     max_tokens=int,
     attention=bool,
     labels=list[str] | None,
+    prompts=list[str],
 )
 MODELS = response("ModelList", object=Literal["list"], data=array(MODEL))
 USAGE = response("Usage", prompt_tokens=int, completion_tokens=int, total_tokens=int)
@@ -91,7 +92,9 @@ TRANSLATION = response(
 TRANSLATIONS = response(
     "TranslationList", object=Literal["list"], model=str, translations=array(TRANSLATION)
 )
-TOKENS = response("Tokenization", model=str, ids=list[int], tokens=list[str])
+TOKENS = response("Tokenization", model=str, ids=list[int], tokens=list[str], unseen=int)
+# Of the most likely tokens: `sampled` is the probability after penalties, bans and filters.
+PROBABILITIES = response("Probabilities", ids=list[int], sampled=list[float], candidates=int)
 INSPECTION = response("Inspection", page=str)
 HEALTH = response("Health", status=Literal["ok"], models=int, writing=int, waiting=int)
 EVENT = response("Event", data=str)
@@ -122,6 +125,7 @@ def document(requests: RequestModels) -> dict[str, Any]:
             TRANSLATIONS,
         ),
         "/v1/tokenize": ("Split a text into a model's tokens.", requests.tokenization, TOKENS),
+        "/v1/probabilities": ("Next-token probabilities.", requests.probabilities, PROBABILITIES),
         "/v1/inspect": (
             "Create a page with a model's attention and predictions for a text. Returns its path.",
             requests.inspection,

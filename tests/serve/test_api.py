@@ -12,9 +12,11 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 from conftest import Cli, program
 from servers import Served, Start
 
+import nanolm
 from nanolm.generation.sampling_params import DECLARATIONS
 
 README = Path(__file__).parents[2] / "README.md"
@@ -402,3 +404,33 @@ def until(condition: Any, seconds: float = 10) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("options", [
+    {"temperature": 0.5}, {"temperature": 2, "top_k": 3}, {"temperature": 0},
+    {"temperature": 1, "frequency_penalty": 1.5},
+])  # fmt: skip
+def test_probabilities_after_filters(served: Served, options: dict[str, float]) -> None:
+    writer = nanolm.load(served.folder / "writer")
+    ids = writer.tokenizer.encode("the cat sat on the mat. the cat")
+    with torch.no_grad():
+        logits = writer.model(torch.tensor([ids]))[0, -1]
+    most = logits.topk(20).indices.tolist()
+    for id in ids[-3:]:  # the last three count as generated
+        logits[id] -= options.get("frequency_penalty", 0)
+    least = logits.topk(int(options.get("top_k", len(logits)))).values[-1]
+    logits[logits < least] = -torch.inf
+    expected = (logits / max(options["temperature"], 1e-6)).softmax(0)
+    body = {"model": "writer", "prompt": ids, "generated": 3, "logprobs": 20, **options}
+    status, _, found = post(served, "/v1/probabilities", body)
+    assert status == 200, found
+    assert found["ids"] == most
+    assert found["sampled"] == pytest.approx(expected[most].tolist(), abs=1e-5)
+    assert found["candidates"] == int((expected > 0).sum())
+
+
+def test_probabilities_are_bounded(served: Served) -> None:
+    body = {"model": "writer", "prompt": [1] * 2049, "logprobs": 6}
+    status, _, found = post(served, "/v1/probabilities", body)
+    assert (status, "the limit is 2,048" in found["error"]["message"]) == (400, True)
+    assert post(served, "/v1/probabilities", {"prompt": [10**6]})[0] == 400
