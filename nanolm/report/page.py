@@ -370,7 +370,7 @@ def best_sentence(measure: str, scores: Mapping[str, Sequence[float | None]]) ->
     known = {name: [v for v in values if v is not None] for name, values in scores.items()}
     means = {name: fmean(values) for name, values in known.items() if values}
     if not means:
-        return "No result yet: training has not finished."
+        return "There is no validation result yet."
     best = (min if measure == "bits_per_byte" else max)(means, key=means.__getitem__)
     text = f"Best of {len(means)}: {best}. " if len(means) > 1 else ""
     name = EPOCH_COLUMNS[f"val_{measure}"][0]
