@@ -23,14 +23,21 @@ BASE_STYLE = beside(__file__, "webpage.css")
 PAGE = Template(beside(__file__, "webpage.html"))
 
 
-def page(title: str, facts: dict[str, str], body: str, style: str = "", script: str = "") -> str:
+def page(
+    title: str,
+    facts: dict[str, str],
+    body: str,
+    style: str = "",
+    script: str = "",
+    images: bool = False,
+) -> str:
     """A complete page: heading, a row of facts, then `body`, which must be safe HTML and may have
-    SVG images with their own <style>."""
+    SVG images with their own <style>. With `images=True`, the script may draw images."""
     style = BASE_STYLE + style
     styles = " ".join(dict.fromkeys(map(csp_hash, [style, *INNER_STYLE.findall(body)])))
     policy = f"default-src 'none'; style-src {styles}"
     if script:
-        policy += f"; script-src {csp_hash(script)}"
+        policy += f"; script-src {csp_hash(script)}" + "; img-src data:" * images
         body += f"\n<script>{script}</script>"
     escaped = (map(escape, fact) for fact in facts.items())
     rows = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in escaped)

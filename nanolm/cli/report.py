@@ -25,7 +25,8 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
     The report shows curves, planned and actual results, samples, settings and mistakes. It works
     offline and can be printed. The curves are also in RUN/loss.svg (by step) and, for a classifier,
     RUN/epochs.svg (by epoch). Training writes all of these when it finishes. Given several runs,
-    the report compares them.
+    the report compares them; runs that differ only in their seed become a mean and its spread. The
+    folder of a sweep or comparison also has a report.
 
     \b
     nanolm report runs/novel --png
@@ -38,6 +39,10 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
     if png and (terminal or out is not None or len(run) > 1):
         problems.append("--png needs a single run; omit --out and --terminal")
     refuse(problems)
+
+    if len(run) == 1 and not (png or terminal) and (page := page_of_jobs(Path(run[0]))):
+        write_page(Path(out or Path(run[0]) / PAGE), page)
+        return
 
     from nanolm.report.page import comparison_page, report_page, write_report
     from nanolm.report.run_data import UNREADABLE, read_run
@@ -57,3 +62,14 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
             write_page(Path(out or PAGE), page)
     except UNREADABLE as error:
         raise DataError(f"run.json or metrics.jsonl is not in nanolm's format: {error!r}") from None
+
+
+def page_of_jobs(folder: Path) -> str | None:
+    """The report of a sweep or comparison; None for other folders."""
+    if (folder / "sweep.json").is_file():
+        from nanolm.sweep.page import sweep_page as page
+    elif (folder / "compare.json").is_file():
+        from nanolm.comparison.page import compare_page as page
+    else:
+        return None
+    return page(folder)

@@ -9,13 +9,13 @@ all the next, so that a comparison that ends early is still fair. compare.json h
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from nanolm.classification.settings import FinetuneSettings
-from nanolm.comparison.classifiers import ClassifierComparison, classifier_kinds
+from nanolm.comparison.classifiers import CLASSIFIERS, ClassifierComparison, classifier_kinds
 from nanolm.comparison.language_models import LANGUAGE_MODELS, LanguageModelComparison
 from nanolm.comparison.pairs import PAIR_MODELS, PairComparison
 from nanolm.comparison.step_times import step_times
@@ -27,8 +27,9 @@ from nanolm.pairs.metrics import LengthScores, length_chart
 from nanolm.pairs.settings import PairSettings
 from nanolm.pretraining.begin import pipe_problems, reports, run_name, with_absolute_paths
 from nanolm.pretraining.ledger import Ledger, LedgerState, opened
-from nanolm.report.bars import Bar, bars_svg
-from nanolm.report.curves import Chart, Panel, Series, curves_svg
+from nanolm.report.bars import Bar, draw_bars
+from nanolm.report.curves import Chart, Panel, Series, mean_series
+from nanolm.report.svg import Drawing
 from nanolm.training.events import Event, Note
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings
@@ -77,6 +78,7 @@ class CompareState(LedgerState):
     """compare.json"""
 
     data: str = ""  # fingerprint of the data
+    measure: str = ""  # as in CompareResult; empty if an older version wrote it
     found: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # by row, seed
     lengths: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
 
@@ -159,7 +161,7 @@ class Comparison(Ledger[CompareState]):
         if state.data not in ("", data := self.task.fingerprint()):
             what = f"the data has changed since {self.folder} was started"
             raise DataError(f"{what}; use another --out")
-        state.data = data
+        state.data, state.measure = data, self.task.measure
         if not state.finished:
             self.save()
             try:
@@ -173,7 +175,7 @@ class Comparison(Ledger[CompareState]):
             except StopTraining:
                 pass
             self.save()
-        result = self.result()
+        result = result_of(self.folder, state, self.kinds)
         if state.finished:
             draw(result, run_name(getattr(settings, settings.texts)[0]))
         return result
@@ -201,41 +203,50 @@ class Comparison(Ledger[CompareState]):
             self.watch(RowTrained(self.kinds[name], seed, result, self.left()))
             free_memory()
 
-    def result(self) -> CompareResult:
-        measure, state = self.task.measure, self.state
-        rows = [
-            averaged(name, kind, list(state.found[name].values()), measure)
-            for name, kind in self.kinds.items()
-            if name in state.found
-        ]
-        return CompareResult(str(self.folder), state.finished, measure, rows, state.lengths)
+
+def result_of(folder: Path, state: CompareState, kinds: Mapping[str, ModelKind]) -> CompareResult:
+    rows = [
+        averaged(name, kind, list(state.found[name].values()), state.measure)
+        for name, kind in kinds.items()
+        if name in state.found
+    ]
+    return CompareResult(str(folder), state.finished, state.measure, rows, state.lengths)
 
 
 def draw(result: CompareResult, name: str) -> None:
-    """Draw compare.svg and, for language models, lengths.svg."""
-    rows, pictures = result.rows, {}
+    for stem, picture in pictures(result, name).items():
+        write_atomically(Path(result.folder) / f"{stem}.svg", picture.svg)
+
+
+def pictures(result: CompareResult, name: str) -> dict[str, Chart | Drawing]:
+    """compare.svg and, for language models, lengths.svg."""
+    rows, drawn = result.rows, dict[str, Chart | Drawing]()
     if (key := result.measure) == "accuracy":
         bars = [Bar(row.title, 100 * row.means[key], 100 * row.spread[key]) for row in rows]
+        chance = next(
+            (bar.value for bar in bars if bar.name == CLASSIFIERS["majority"].title), None
+        )
         title = f"{name}: validation accuracy"
-        pictures["compare"] = bars_svg(bars, title, "{:.1f}%".format)
+        drawn["compare"] = draw_bars(bars, title, "{:.1f}%".format, "accuracy (%)", chance)
     elif key in ("exact", "bleu"):
         groups = {row.title: row.results[0]["by_length"] for row in rows}
         scores = {model: [LengthScores(**each) for each in groups[model]] for model in groups}
-        chart = length_chart(f"{name}: validation pairs by source length", scores, "characters")
-        panels = chart.panels[: 1 if key == "exact" else 2]
-        pictures["compare"] = curves_svg(replace(chart, panels=panels))
+        chart = length_chart(f"{name}: validation pairs by length", scores, "characters")
+        drawn["compare"] = replace(chart, panels=chart.panels[: 1 if key == "exact" else 2])
     else:
-        curves = [Series(row.title, row.results[0]["curve"]) for row in rows]
-        panels, title = [Panel("bits per byte", curves)], f"{name}: validation bits per byte"
-        pictures["compare"] = curves_svg(Chart(title, panels, "seconds"))
+        runs = {row.title: [Series("", each["curve"]) for each in row.results] for row in rows}
+        curves = [mean_series(title, of_seeds) for title, of_seeds in runs.items()]
+        counts = next(((row.means[key], row.title) for row in rows if row.name == "ngram"), None)
+        panels = [Panel("validation bits per byte", curves, baseline=counts)]
+        title = f"{name}: validation bits per byte"
+        drawn["compare"] = Chart(title, panels, "seconds of training")
     if result.lengths:
         times = result.lengths.items()
         curves = [Series(name, [(n, 1000 * s) for n, s in pairs]) for name, pairs in times]
         panels = [Panel("milliseconds per step", curves)]
         title = "training step time by sequence length"
-        pictures["lengths"] = curves_svg(Chart(title, panels, "tokens", logarithmic=True))
-    for stem, picture in pictures.items():
-        write_atomically(Path(result.folder) / f"{stem}.svg", picture)
+        drawn["lengths"] = Chart(title, panels, "tokens in the sequence", logarithmic=True)
+    return drawn
 
 
 def averaged(

@@ -28,7 +28,8 @@ from nanolm.pairs.metrics import (
 )
 from nanolm.pairs.translator import TranslateParams, Translator
 from nanolm.report.curves import curves_svg
-from nanolm.report.page import STYLE_SHEET, text_table
+from nanolm.report.figure import STYLE_SHEET
+from nanolm.report.page import text_table
 from nanolm.text.pairs import Pairs
 
 SCORED_TOKENS = {"cpu": 4_096, "cuda": 65_536, "mps": 16_384}  # per batch, to compute the loss

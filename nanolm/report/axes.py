@@ -6,9 +6,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_VALUE = 1e100  # no metric is larger, and its square is still a finite float
+FROM_ZERO = 0.5  # a y axis begins at zero if at most this share of it is empty
+BREAK = 18  # pixels between a broken axis and the line below it
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,7 @@ class Axis:
     high: float
     ticks: Sequence[tuple[float, str]] = ()
     logarithmic: bool = False
+    broken: bool = False  # does not reach zero, and says so
 
     def fraction(self, value: float) -> float:
         if self.logarithmic:
@@ -37,7 +40,15 @@ class PlotArea:
         return self.left + self.width * self.x_axis.fraction(value)
 
     def y(self, value: float) -> float:
-        return self.top + self.height * (1 - self.y_axis.fraction(value))
+        height = self.height - BREAK * self.y_axis.broken
+        return self.top + height * (1 - self.y_axis.fraction(value))
+
+
+def value_axis(values: Sequence[float], ticks: int) -> Axis:
+    """A y axis that begins at zero, or is broken if most of it would be empty."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    axis = linear_axis([0.0, *values] if 0 < low <= FROM_ZERO * high else values, ticks)
+    return replace(axis, broken=axis.low > 0 or axis.high < 0)
 
 
 def linear_axis(values: Sequence[float], ticks: int, extend: bool = True) -> Axis:

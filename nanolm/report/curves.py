@@ -2,19 +2,31 @@
 
 >>> rows = read_metrics(Path("runs/novel/metrics.jsonl"))
 >>> loss = Series("train", [(row["step"], row.get("loss")) for row in rows])
->>> Path("curves.svg").write_text(curves_svg(Chart("novel", [Panel("loss", [loss])])))
+>>> chart = Chart("novel", [Panel("loss (nats per token)", [loss])])
+>>> Path("curves.svg").write_text(curves_svg(chart))
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
 from operator import itemgetter
-from typing import TypeGuard, cast
+from typing import Any, TypeGuard, cast
+
+import numpy as np
 
 from nanolm.report import svg
-from nanolm.report.axes import MAX_VALUE, PlotArea, epoch_ticks, linear_axis, log_axis
+from nanolm.report.axes import (
+    MAX_VALUE,
+    Axis,
+    PlotArea,
+    epoch_ticks,
+    linear_axis,
+    log_axis,
+    value_axis,
+)
+from nanolm.report.svg import Drawing, Mark
 
 SERIES_POINTS = 500  # per series: more than a curve has pixels
 CHART_POINTS = 4000  # per chart: about 80 kB
@@ -22,7 +34,7 @@ DOTTED_POINTS = 30  # up to this many, each has a dot
 TREND_POINTS = 40  # from this many, noisy curves get a trend line
 NOISE = 0.015  # mean distance from the trend, relative to the axis, from which a curve is noisy
 LINE_STYLES = 12  # in svg.css: six colors, four dash patterns
-TITLE_HEIGHT, ROW_HEIGHT, TICKS_HEIGHT = 44, 18, 52  # pixels
+TITLE_HEIGHT, ROW_HEIGHT, TICKS_HEIGHT, WIDTH, HEIGHT = 44, 18, 52, 440, 270  # pixels
 
 Point = tuple[float, float]
 
@@ -33,6 +45,8 @@ class Series:
 
     name: str
     points: Sequence[tuple[float | None, float | None]]
+    spread: Mapping[Any, float] = field(default_factory=dict)  # by x: on both sides of the curve
+    counts: Mapping[Any, int] = field(default_factory=dict)  # by x: what a point stands for
 
     @cached_property
     def finite(self) -> list[Point]:
@@ -42,13 +56,21 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    title: str
+    title: str  # with the unit of its values
     series: Sequence[Series]
     mark: tuple[float, str] | None = None  # a label at an x: (1200, "best")
+    baseline: tuple[float, str] | None = None  # a label at a y: (0.5, "majority class")
 
     @property
     def drawn(self) -> list[Series]:
         return [series for series in self.series if series.finite]
+
+    def y_axis(self, logarithmic: bool) -> Axis:
+        values = [self.baseline[0]] if self.baseline else []
+        for each in self.drawn:
+            bands = [(y, each.spread.get(x, 0.0)) for x, y in each.finite]
+            values += [edge for y, reach in bands for edge in {y - reach, y + reach}]
+        return log_axis(values) if logarithmic else value_axis(values, 5)
 
 
 @dataclass(frozen=True)
@@ -65,73 +87,123 @@ class Chart:
     def names(self) -> list[str]:
         return list(dict.fromkeys(each.name for panel in self.panels for each in panel.drawn))
 
+    @property
+    def svg(self) -> str:
+        return draw_curves(self).svg
+
 
 def curves_svg(chart: Chart) -> str:
-    """Up to two panels are side by side, more are below each other. Long noisy curves are faint
-    behind their trend, and curves with many points are thinned."""
-    panels = chart.panels
+    return draw_curves(chart).svg
+
+
+def draw_curves(chart: Chart, some: Sequence[Panel] | None = None) -> Drawing:
+    """All panels or some, two side by side. Long noisy curves are faint behind their trend, and
+    curves with many points are thinned."""
+    panels = chart.panels if some is None else some
     styles = {name: f"c{number % LINE_STYLES}" for number, name in enumerate(chart.names)}
-    points = [[point for each in panel.drawn for point in each.finite] for panel in panels]
-    xs = [x for each in points for x, _ in each]
+    xs = [x for panel in panels for each in panel.drawn for x, _ in each.finite]
     xs += [panel.mark[0] for panel in panels if panel.mark and is_finite(panel.mark[0])]
     x_axis = log_axis(xs) if chart.logarithmic else linear_axis(xs, 6, extend=False)
-    ys = [[y for _, y in each] for each in points]
-    y_axes = [log_axis(each) if chart.logarithmic else linear_axis(each, 5) for each in ys]
-    count = sum(len(panel.drawn) for panel in panels)
-    max_points = min(SERIES_POINTS, CHART_POINTS // max(1, count))
+    y_axes = [panel.y_axis(chart.logarithmic) for panel in panels]
+    drawn = [each for panel in panels for each in panel.drawn]
+    max_points = min(SERIES_POINTS, CHART_POINTS // max(1, len(drawn)))
 
-    columns = 2 if len(panels) == 2 else 1
-    width, height = (460, 270) if columns == 2 else (720, 330 if len(panels) == 1 else 200)
+    columns = max(1, min(2, len(panels)))
     labels = [label for axis in y_axes for _, label in axis.ticks]
     margin = 22 + max((svg.text_width(label, 11) for label in labels), default=0)
     if chart.steps_per_epoch:
         margin = max(margin, 16 + svg.text_width("epoch", 11))
-    inner = width - margin - 16
+    inner = WIDTH - margin - 16
     legends = [legend(panel, styles, inner) for panel in panels]
     above = max((rows for _, rows in legends), default=0) * ROW_HEIGHT
     above += 16 if any(panel.mark for panel in panels) else 6
-    panel_height = above + height + TICKS_HEIGHT
+    panel_height = above + HEIGHT + TICKS_HEIGHT
 
     parts: list[str] = []
+    marks: dict[str, list[Mark]] = {}
     for number, panel in enumerate(panels):
-        left = number % columns * width + margin
+        left = number % columns * WIDTH + margin
         top = TITLE_HEIGHT + number // columns * panel_height
-        area = PlotArea(left, top + above, inner, height, x_axis, y_axes[number])
+        area = PlotArea(left, top + above, inner, HEIGHT, x_axis, y_axes[number])
         parts.append(f'<g transform="translate({left:g} {top + 12})">{legends[number][0]}</g>')
         parts += svg.axes(area, chart.x, epoch_ticks(x_axis, chart.steps_per_epoch))
         if panel.mark and is_finite(panel.mark[0]):  # keep its label inside the panel
             at, word = area.x(panel.mark[0]), svg.shorten(panel.mark[1], 11, inner)
             half = svg.text_width(word, 11) / 2
             center = min(max(at, left + half), left + inner - half)
-            parts.append(svg.line("mark", at, area.top, at, area.top + height))
+            parts.append(svg.line("mark", at, area.top, at, area.top + HEIGHT))
             parts.append(svg.text(center, area.top - 5, word, "tick", "middle"))
+        if panel.baseline:
+            y, word = area.y(panel.baseline[0]), svg.shorten(panel.baseline[1], 11, inner)
+            parts.append(svg.line("mark", left, y, left + inner, y))
+            parts.append(svg.text(left + inner, y - 5, word, "tick", "end"))
         if not panel.drawn:
-            y = area.top + height / 2
+            y = area.top + HEIGHT / 2
             parts.append(svg.text(left + inner / 2, y, "no data yet", "tick", "middle"))
-        for series in panel.drawn:
-            parts += curve(area, series.finite, max_points, styles[series.name])
+        for place, series in enumerate(panel.drawn):
+            parts += band(area, series, styles[series.name])
+            shown = thinned(series.finite, max_points)
+            parts += curve(area, series.finite, shown, max_points, styles[series.name])
+            for x, y in shown:
+                if x in series.counts:  # those of the second curve below it
+                    words, below = f"{series.counts[x]:,}", -9 if place else 17
+                    parts.append(svg.text(area.x(x), area.y(y) + below, words, "tick", "middle"))
+                more = [of[x] for of in (series.spread, series.counts) if x in of]
+                marks.setdefault(series.name, []).append((area.x(x), area.y(y), x, y, *more))
     whole = TITLE_HEIGHT + panel_height * -(-len(panels) // columns)
-    return svg.document(columns * width, whole, chart.title, margin, parts)
+    image = svg.document(columns * WIDTH, whole, chart.title, margin, parts)
+    names = ["series", chart.x, ", ".join(panel.title for panel in panels)]
+    names += ["standard deviation"] * any(each.spread for each in drawn)
+    names += ["count"] * any(each.counts for each in drawn)
+    return Drawing(image, names, marks, together=True)
+
+
+def mean_series(name: str, curves: Sequence[Series]) -> Series:
+    """The mean of several curves, point by point, with its standard deviation."""
+    count = min(len(each.finite) for each in curves)
+    if len(curves) == 1 or not count:
+        return Series(name, curves[0].points if count else ())
+    points = np.array([each.finite[:count] for each in curves])  # (curves, points, 2)
+    means, spread = points.mean(axis=0).tolist(), points[:, :, 1].std(axis=0, ddof=1).tolist()
+    return Series(name, means, {x: reach for (x, _), reach in zip(means, spread, strict=True)})
 
 
 def is_finite(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and abs(cast(float, value)) < MAX_VALUE
 
 
-def curve(area: PlotArea, points: list[Point], max_points: int, style: str) -> Iterator[str]:
+def thinned(points: list[Point], most: int) -> list[Point]:
+    """The minimum and the maximum of each group of points, if there are too many."""
+    if len(points) <= most:
+        return points
+    groups = in_buckets(points, max(1, most // 2))
+    ends = [(min(each, key=itemgetter(1)), max(each, key=itemgetter(1))) for each in groups]
+    return [point for pair in ends for point in sorted(set(pair))]
+
+
+def curve(
+    area: PlotArea, points: list[Point], shown: list[Point], max_points: int, style: str
+) -> Iterator[str]:
     """A line, with dots if there are few points, or faint behind its trend if it is noisy."""
-    buckets, line = in_buckets(points, max(1, max_points // 2)), points
-    if len(points) > max_points:  # keep the minimum and maximum of each bucket
-        ends = [(min(each, key=itemgetter(1)), max(each, key=itemgetter(1))) for each in buckets]
-        line = [point for pair in ends for point in sorted(set(pair))]
+    buckets = in_buckets(points, max(1, max_points // 2))
     trend = noisy_trend(buckets, area.y_axis.high - area.y_axis.low)
-    paths = {f"{style} faint": line, style: trend} if trend else {style: line}
+    paths = {f"{style} faint": shown, style: trend} if trend else {style: shown}
     for kind, each in paths.items():
-        places = " ".join(f"{area.x(x):.1f},{area.y(y):.1f}" for x, y in each)
-        yield f'<path class="{kind}" d="M{places}"/>'
+        yield f'<path class="{kind}" d="M{places(area, each)}"/>'
     if len(points) <= DOTTED_POINTS:  # strokes of no length with round caps
         dots = "".join(f"M{area.x(x):.1f},{area.y(y):.1f}h.01" for x, y in points)
         yield f'<path class="{style} dots" d="{dots}"/>'
+
+
+def band(area: PlotArea, series: Series, style: str) -> Iterator[str]:
+    if inside := [(x, y, series.spread[x]) for x, y in series.finite if x in series.spread]:
+        edge = [(x, y + reach) for x, y, reach in inside]
+        edge += [(x, y - reach) for x, y, reach in reversed(inside)]
+        yield f'<path class="{style} band" d="M{places(area, edge)}Z"/>'
+
+
+def places(area: PlotArea, points: list[Point]) -> str:
+    return " ".join(f"{area.x(x):.1f},{area.y(y):.1f}" for x, y in points)
 
 
 def in_buckets(points: list[Point], count: int) -> list[list[Point]]:

@@ -7,17 +7,20 @@ It needs only the run folder. `comparison_page` compares several runs.
 
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from nanolm import files, webpage
 from nanolm.formats import readable
-from nanolm.report.curves import Chart, Panel, Series, curves_svg
+from nanolm.report.curves import Chart, Panel, Series, curves_svg, mean_series
+from nanolm.report.figure import figures, figures_page
+from nanolm.report.matrix import draw_matrix
 from nanolm.report.png import chart_png
 from nanolm.report.run_data import RunData, read_run
 from nanolm.runs.folder import Run, distilled_from, ending
@@ -27,7 +30,6 @@ from nanolm.text.page import marked
 MAX_SAMPLES = 6  # the first, the last, and some in between
 MAX_LETTERS = 600  # shown of a sample or a misclassified text
 MAX_MISTAKES = 10
-STYLE_SHEET = webpage.beside(__file__, "page.css")
 SPLITS = {"val": "validation", "test": "test"}
 EPOCH_COLUMNS = {
     "train_loss": ("training loss", "{:.3f}"),
@@ -39,6 +41,12 @@ EPOCH_COLUMNS = {
     "val_exact": ("exact translations", "{:.1%}"),
 }
 MEASURES = {"train": "bits_per_byte", "finetune": "accuracy", "train-pairs": "bleu"}
+CLASS_SCORES = {"precision": "precision", "recall": "recall", "f1": "F1"}
+LOSSES = {verb: f"loss (nats per {'text' if verb == 'finetune' else 'token'})" for verb in MEASURES}
+DURING_TRAINING = (
+    "<p>Curves and the table by epoch show evaluations during training, which use part of a large "
+    "validation set. The result above is that of the saved model on the whole set.</p>"
+)
 as_html = partial(marked, keep=" \n\t")  # makes only unusual white space visible
 
 
@@ -75,8 +83,18 @@ def report_page(data: RunData) -> str:
         "Machine and versions": text_table([], machine(data)),
         "Reproduce this run": f"<pre>{escape(command)}</pre>",
     }
-    body = "\n".join(f"<h2>{title}</h2>\n{part}" for title, part in sections.items() if part)
-    return webpage.page(f"{data.run.path.name}: report", summary(data), body, STYLE_SHEET)
+    measure = MEASURES[data.verb]
+    sentence = best_sentence(measure, {data.run.path.name: [final_score(data)]})
+    if chance := majority(data):
+        sentence += f" Always predicting the majority class: {shown(measure, chance[0])}."
+    return figures_page(f"{data.run.path.name}: report", summary(data), sentence, sections)
+
+
+def majority(data: RunData) -> tuple[float, str] | None:
+    """The accuracy of always predicting the most common label."""
+    if not data.is_classifier or not (scores := data.result.get("val")):
+        return None
+    return max(map(sum, scores["confusion"])) / scores["count"], "majority class"
 
 
 def summary(data: RunData) -> dict[str, str]:
@@ -126,12 +144,14 @@ def progress_panels(data: RunData, x: str, train: str) -> list[Panel]:
         series = [data.series(prefix + key, name, x) for prefix, name in names.items()]
         if key == "bits_per_byte":
             series += [data.series(BITS_OF_PART + name, name, x) for name in data.parts]
-        panels.append(Panel(measure_name(key), series, mark))
+        baseline = majority(data) if key == "accuracy" else None
+        title = LOSSES[data.verb] if key == "loss" else measure_name(key)
+        panels.append(Panel(title, series, mark, baseline))
     return panels
 
 
 def measure_name(key: str) -> str:
-    return {"bleu": "BLEU"}.get(key, key.replace("_", " "))
+    return {"bleu": "BLEU", "accuracy": "accuracy (fraction)"}.get(key, key.replace("_", " "))
 
 
 def by_epoch(data: RunData) -> list[dict[str, Any]]:
@@ -184,7 +204,18 @@ def curves(data: RunData) -> str:
     names = {"lr": "learning rate", "tokens_per_second": "tokens per second"}
     panels = [Panel(name, [data.series(key, name)]) for key, name in names.items()]
     speed = Chart("Learning rate and speed", panels, steps_per_epoch=data.steps_per_epoch)
-    return "".join(map(curves_svg, [*reversed(run_charts(data).values()), speed]))
+    return figures([*reversed(run_charts(data).values()), speed]) + DURING_TRAINING
+
+
+def final_score(data: RunData) -> float | None:
+    """On the validation set; None if it has not finished."""
+    measure, result = MEASURES[data.verb], data.result
+    score: float | None = result.get(f"val_{measure}", result.get("val", {}).get(measure))
+    return score
+
+
+def shown(measure: str, value: Any) -> str:
+    return EPOCH_COLUMNS[f"val_{measure}"][1].format(value)
 
 
 def planned(data: RunData) -> str:
@@ -221,15 +252,14 @@ def confusion(data: RunData) -> str:
     parts = []
     for key, name in SPLITS.items():
         if (scores := data.result.get(key)) and data.is_classifier:
-            labels = [escape(each["label"]) for each in scores["classes"]]
-            rows = []
-            for number, each in enumerate(scores["classes"]):
-                cells = [f"<td>{count:,}</td>" for count in scores["confusion"][number]]
-                cells[number] = cells[number].replace("<td>", '<td class="right">')
-                cells += [f"<td>{each[score]:.3f}</td>" for score in ("precision", "recall", "f1")]
-                rows.append(f"<th>{labels[number]}</th>{''.join(cells)}")
-            header = ["true \\ predicted", *labels, "precision", "recall", "F1"]
-            parts += [f"<h3>{name}</h3>", webpage.table(header, rows, "confusion")]
+            counts, classes = scores["confusion"], scores["classes"]
+            title = f"{data.run.path.name}: confusion matrix ({name})"
+            parts.append(figures([draw_matrix([each["label"] for each in classes], counts, title)]))
+            rows = [
+                [each["label"], f"{sum(own):,}", *(f"{each[key]:.3f}" for key in CLASS_SCORES)]
+                for each, own in zip(classes, counts, strict=True)
+            ]
+            parts.append(text_table([f"{name} set", "texts", *CLASS_SCORES.values()], rows))
     return "\n".join(parts)
 
 
@@ -238,13 +268,17 @@ def calibration(data: RunData) -> str:
     series = []
     for key, name in (("uncalibrated", "uncalibrated"), ("val", "calibrated (as saved)")):
         bins = (data.result.get(key) or {}).get("bins") or []
-        points = [(each["confidence"], each["accuracy"]) for each in bins if each["count"]]
-        series.append(Series(name, points))
+        bins = [each for each in bins if each["count"]]
+        points = [(each["confidence"], each["accuracy"]) for each in bins]
+        counts = {each["confidence"]: each["count"] for each in bins}
+        series.append(Series(name, points, counts=counts))
     if not (ends := [x for each in series for x, _ in each.finite]):
         return ""
     perfect = Series("perfect", [(end, end) for end in (min(ends), max(ends))])
-    title = "Confidence and accuracy (reliability diagram)"
-    return curves_svg(Chart(title, [Panel("accuracy", [*series, perfect])], "confidence"))
+    panel = Panel("accuracy (fraction)", [*series, perfect])
+    name = "confidence (probability of the predicted label)"
+    text = "<p>Numbers beside the dots count the validation texts of each bin.</p>"
+    return figures([Chart(f"{data.run.path.name}: reliability diagram", [panel], name)]) + text
 
 
 def mistakes(data: RunData) -> str:
@@ -291,32 +325,63 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def comparison_page(runs: Sequence[Run]) -> str:
     data = [read_run(run) for run in runs]
     names = distinct([str(run.path) for run in runs])
-    measures: dict[
-        str, list[tuple[RunData, str]]
-    ] = {}  # runs of different kinds have different ones
-    for each, name in zip(data, names, strict=True):
-        measures.setdefault(MEASURES[each.verb], []).append((each, name))
-    what = ", ".join(map(measure_name, measures))
-    charts = []
-    for x in ("step", "epoch", "seconds"):
-        if x != "epoch" or all(each.steps_per_epoch for each in data):
-            panels = [
-                Panel(
-                    f"{measure_name(measure)} (validation)",
-                    [each.series(f"val_{measure}", name, x) for each, name in runs_with_it],
-                )
-                for measure, runs_with_it in measures.items()
-            ]
-            charts.append(Chart(f"{what}, by {x}", panels, x))
+    measures: dict[str, dict[str, list[RunData]]] = {}  # of runs of different kinds
+    for name, group in over_seeds(data, names).items():
+        measures.setdefault(MEASURES[group[0].verb], {})[name] = group
+    charts, sentences = [], []
+    for measure, groups in measures.items():
+        scores = {name: [final_score(each) for each in group] for name, group in groups.items()}
+        sentences.append(best_sentence(measure, scores))
+        for x in ("step", "epoch", "seconds"):
+            if x != "epoch" or all(each.steps_per_epoch for each in data):
+                series = [
+                    mean_series(name, [each.series(f"val_{measure}", name, x) for each in group])
+                    for name, group in groups.items()
+                ]
+                panel = Panel(f"validation {measure_name(measure)}", series)
+                charts.append(Chart(f"Validation by {x}", [panel], x))
     columns = side_by_side([summary(each) for each in data])
     settings = [(setting, *values) for setting, values in differing(data).items()]
     sections = {
         "Runs": text_table(["", *columns], zip(names, *columns.values(), strict=True)),
-        "Curves": "\n".join(map(curves_svg, charts)),
+        "Curves": figures(charts),
         "Settings that differ": text_table(["", *names], settings) if settings else "<p>None.</p>",
     }
-    body = "\n".join(f"<h2>{title}</h2>\n{part}" for title, part in sections.items())
-    return webpage.page(f"{len(data)} runs compared", {}, body, STYLE_SHEET)
+    return figures_page(f"{len(data)} runs compared", {}, " ".join(sentences), sections)
+
+
+def over_seeds(data: Sequence[RunData], names: Sequence[str]) -> dict[str, list[RunData]]:
+    """Runs by name; those that differ only in their seed are together."""
+    groups: dict[str, dict[str, RunData]] = {}
+    for name, each in zip(names, data, strict=True):
+        settings = {key: value for key, value in each.settings.items() if key != "seed"}
+        groups.setdefault(repr(sorted(settings.items())), {})[name] = each
+    found: dict[str, list[RunData]] = {}
+    for group in groups.values():
+        if 1 < len(group) == len({each.settings.get("seed") for each in group.values()}):
+            found[f"{next(iter(group))}, mean ± std of {len(group)} seeds"] = list(group.values())
+        else:
+            found |= {name: [each] for name, each in group.items()}
+    return found
+
+
+def best_sentence(measure: str, scores: Mapping[str, Sequence[float | None]]) -> str:
+    """Which is best, with the mean and the standard deviation over seeds."""
+    known = {name: [v for v in values if v is not None] for name, values in scores.items()}
+    means = {name: fmean(values) for name, values in known.items() if values}
+    if not means:
+        return "There is no validation result yet."
+    best = (min if measure == "bits_per_byte" else max)(means, key=means.__getitem__)
+    text = f"Best of {len(means)}: {best}. " if len(means) > 1 else ""
+    name = EPOCH_COLUMNS[f"val_{measure}"][0]
+    text += f"{name[0].upper()}{name[1:]}: {mean_text(measure, known[best])}"
+    return text + (f" over {count} seeds." if (count := len(known[best])) > 1 else ".")
+
+
+def mean_text(measure: str, values: Sequence[float]) -> str:
+    """A score with its standard deviation over seeds."""
+    text = shown(measure, fmean(values))
+    return text + (f" ± {shown(measure, stdev(values))}" if len(values) > 1 else "")
 
 
 def side_by_side(rows: Sequence[dict[str, str]]) -> dict[str, list[str]]:

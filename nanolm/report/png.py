@@ -11,6 +11,7 @@ from nanolm.report.svg import STYLE_SHEET
 
 DOTS_PER_INCH = 200
 COLORS = re.findall(r"\.c\d+ { stroke: (#\w+)", STYLE_SHEET)[:6]  # of the light theme
+SLASH = [(-1, -0.5), (1, 0.5)]  # two of them show that an axis is broken
 LINE_STYLES = ("-", "--", ":", "-.")  # distinct in black and white too
 
 
@@ -43,11 +44,21 @@ def chart_png(chart: Chart, file: Path) -> None:
                 xs, ys = zip(*trend, strict=True)
             look = {"color": color, "linestyle": line, "marker": marker, "label": series.name}
             axis.plot(xs, ys, linewidth=1.5, markersize=3.5, **look)
+        y_axis = panel.y_axis(chart.logarithmic)
+        axis.set_ylim(y_axis.low, y_axis.high)
+        if y_axis.broken:
+            place = {"transform": axis.transAxes, "clip_on": False, "linestyle": "none"}
+            axis.plot([0, 0], [0.01, 0.03], color="0.3", marker=SLASH, markersize=8, **place)
         if panel.mark:
             x, word = panel.mark
             place = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
             axis.axvline(x, color="0.5", linestyle=":", linewidth=1)
             axis.annotate(word, (x, 1), fontsize=8, **place)
+        if panel.baseline:
+            y, word = panel.baseline
+            axis.axhline(y, color="0.5", linestyle=":", linewidth=1)
+            place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+            axis.annotate(word, (1, y), fontsize=8, **place)
         axis.set_xlabel(chart.x)
         axis.grid(color="0.92")
         axis.spines[["top", "right"]].set_visible(False)

@@ -3,19 +3,33 @@ reader's light or dark theme."""
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from typing import Any
 
-from nanolm.report.axes import PlotArea
+from nanolm.report.axes import BREAK, PlotArea
 from nanolm.webpage import beside
 
 STYLE_SHEET = beside(__file__, "svg.css")
 # Characters that XML does not allow, and direction marks.
 FORBIDDEN = re.compile("[\0-\x08\v\f\x0e-\x1f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
+Mark = tuple[Any, ...]  # x and y in pixels, then the values
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """An image and its numbers."""
+
+    svg: str
+    columns: Sequence[str]  # what the values are; the first is the name of a series
+    marks: Mapping[str, Sequence[Mark]]  # by series
+    together: bool = False  # marks at the same x belong together
+
 
 def document(width: int, height: int, title: str, left: float, parts: Iterable[str]) -> str:
-    heading = shorten(title, 18, width - left - 16)
+    heading = shorten(title, 14, width - left - 16)
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     body = "\n".join((text(left, 28, heading, "title"), *parts))
     return f"""<svg xmlns="http://www.w3.org/2000/svg" class="curves" role="img" {size}>
@@ -36,6 +50,11 @@ def axes(area: PlotArea, x: str, epochs: Sequence[tuple[float, str]] = ()) -> It
         yield line("grid", at := area.x(value), area.top, at, bottom)
         yield text(at, bottom + 17, label, "tick", "middle")
     yield line("frame", area.left, bottom, right, bottom)
+    yield line("frame", area.left, area.top, area.left, bottom)
+    if area.y_axis.broken:
+        low, high, left = bottom - BREAK / 3, bottom - 2 * BREAK / 3, area.left
+        yield line("gap", left, low - 2, left, high + 2)
+        yield from (line("frame", left - 5, y + 2, left + 5, y - 2) for y in (low, high))
     if epochs:
         for value, label in epochs:
             yield text(area.x(value), bottom + 35, label, "tick", "middle")

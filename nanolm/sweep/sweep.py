@@ -31,7 +31,7 @@ from nanolm.pretraining.ledger import Ledger, opened
 from nanolm.pretraining.prepare import find_base, plan_for, prepare_text, text_deadline
 from nanolm.pretraining.session import stopwatch
 from nanolm.pretraining.train import TrainResult, train
-from nanolm.report.sweep import Dot, sweep_svg
+from nanolm.report.sweep import Dot, draw_sweep
 from nanolm.runs.folder import Run
 from nanolm.sweep import halving, space
 from nanolm.sweep.halving import cost, rungs
@@ -286,7 +286,7 @@ class Sweep(Ledger[SweepState]):
         ended = [trial for trial in trials if trial.results]
         dots = [Dot(t.values, t.bits()[0], len(t.results) > 1, t is best) for t in ended]
         title = f"{name}: validation bits per byte after {state.budgets[0]:,.1f} s"
-        write_atomically(self.folder / "sweep.svg", sweep_svg(dots, title))
+        write_atomically(self.folder / "sweep.svg", draw_sweep(dots, title).svg)
         if self.left() > TIME_LEFT * 60 * self.minutes and not state.waiting:
             why = "all combinations were tried, and longer training would not improve the best"
             self.watch(Note(f"finished with {self.left():.0f} s remaining: {why}"))

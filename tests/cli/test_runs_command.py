@@ -104,6 +104,32 @@ def test_reports(runs: Path, cli: Cli, tmp_path: Path) -> None:
     assert "run.json" in broken.stderr
 
 
+def test_reports_of_sweeps_and_comparisons(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "films-compare"
+    folder.mkdir()
+    assert "films-compare is not a run" in cli("report", "films-compare").stderr
+    state = {"format": 2, "asked": {"settings": {"data": ["<films>.tsv"]}}}
+    (folder / "compare.json").write_text(json.dumps(state))
+    assert "no model has been trained yet" in cli("report", "films-compare").stderr
+    result = {"accuracy": 0.5, "parameters": 7, "seconds": 1.0}  # as version 0.2 wrote it
+    rows = {"majority": {"1": result}, "bag": {"1": {**result, "accuracy": 0.75}}}
+    (folder / "compare.json").write_text(json.dumps({**state, "found": rows}))
+    assert cli("report", "films-compare").returncode == 0
+    page = (folder / "report.html").read_text()
+    assert "Best of 2: bag of words, linear. Validation accuracy: 75.0%." in page
+    assert "not finished" in page and "&lt;films&gt;.tsv" in page and "<films>" not in page
+    best = {"val_bits_per_byte": 2.25, "seconds": 5.0, "stopped": "minutes"}
+    trials = [
+        {"number": 1, "values": {"family": "a"}, "results": [{**best, "val_bits_per_byte": 2.5}]},
+        {"number": 2, "values": {"family": "b"}, "results": [best]},
+    ]
+    sweep = {"format": 2, "asked": {}, "budgets": [5.0], "trials": trials}
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    assert cli("report", ".", "--out", "sweep.html").returncode == 0
+    page = (tmp_path / "sweep.html").read_text()
+    assert "Best of 2: family=b. Validation bits per byte: 2.250." in page
+
+
 def test_in_the_terminal(runs: Path, terminal: Terminal) -> None:
     shown = terminal("report", "runs/one", "--terminal", COLUMNS="50")
     lines = shown.splitlines()

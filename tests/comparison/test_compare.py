@@ -15,6 +15,7 @@ from nanolm.classification.settings import FinetuneSettings
 from nanolm.comparison import pairs as of_pairs
 from nanolm.comparison import step_times
 from nanolm.comparison.compare import CompareRequest, RowTrained, averaged, compare
+from nanolm.comparison.page import compare_page
 from nanolm.comparison.pairs import PairComparison
 from nanolm.comparison.training import train_in_run
 from nanolm.errors import DataError, UsageError
@@ -48,6 +49,8 @@ def test_all_rows_learn(labeled: FinetuneSettings, trained: Path, tmp_path: Path
     picture = (tmp_path / "all" / "compare.svg").read_text()
     assert all(row.title in picture for row in outcome.rows)
     assert (tmp_path / "all" / "transformer" / "seed-1" / "best").exists()
+    page = compare_page(tmp_path / "all")
+    assert "Validation accuracy: 100.0%." in page and ">chance<" in page
 
 
 def test_it_goes_on_with_the_row_it_was_at(labeled: FinetuneSettings, tmp_path: Path) -> None:
@@ -138,6 +141,9 @@ def test_a_plain_text(corpus: Path, tmp_path: Path) -> None:
     assert kept["lengths"]["rnn"][0][0] == 8
     assert "milliseconds per step" in (tmp_path / "run" / "lengths.svg").read_text()
     assert "LSTM" in (tmp_path / "run" / "compare.svg").read_text()
+    page = compare_page(tmp_path / "run")
+    assert '<p class="result">Best of 5: ' in page and page.count("<figure>") == 2
+    assert "seconds of training" in page and "tokens in the sequence" in page
 
 
 def test_pairs(tmp_path: Path) -> None:
@@ -170,6 +176,8 @@ def test_pairs(tmp_path: Path) -> None:
     assert "GRU" in picture
     assert "exact match" in picture
     assert "BLEU" not in picture
+    page = compare_page(tmp_path / "run")
+    assert "exact match (%)" in page and "Best of 2: " in page
 
 
 def test_sentences_are_measured_by_bleu(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 import itertools
 import xml.etree.ElementTree as ElementTree
 
-from nanolm.report.bars import Bar, bars_svg
+import pytest
+
+from nanolm.report.bars import Bar, draw_bars
 from nanolm.report.curves import Chart, Panel, Series, curves_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -11,13 +13,15 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def test_bars_are_as_long_as_their_values() -> None:
     bars = [Bar("one", 25.0, 0.0), Bar("<two> & " + 80 * "x", 50.0, 2.0), Bar("none", 0.0, 0.0)]
-    tree = ElementTree.fromstring(bars_svg(bars, "a <title>", "{:.1f} %".format))
+    tree = ElementTree.fromstring(
+        draw_bars(bars, "a <title>", "{:.1f} %".format, "share (%)", 40.0).svg
+    )
     rects = [rect for rect in tree.iter(f"{SVG}rect") if rect.get("class") == "bar"]
     drawn = [float(rect.get("width", 0)) for rect in rects]
-    assert drawn[1] == 2 * drawn[0] > 100
+    assert drawn[1] == pytest.approx(2 * drawn[0], abs=0.2) and drawn[0] > 90
     assert drawn[2] == 0
     words = [text.text or "" for text in tree.iter(f"{SVG}text")]
-    assert "25.0 %" in words
+    assert {"25.0 %", "share (%)", "chance"} <= set(words)
     assert any(word.startswith("<two> & x") and word.endswith("…") for word in words)
     assert len([line for line in tree.iter(f"{SVG}line") if line.get("class") == "spread"]) == 1
 

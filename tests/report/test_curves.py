@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanolm.errors import DataError
-from nanolm.report.axes import linear_axis
-from nanolm.report.curves import Chart, Panel, Series, curves_svg
+from nanolm.report.axes import linear_axis, value_axis
+from nanolm.report.curves import Chart, Panel, Series, curves_svg, draw_curves, mean_series
 from nanolm.report.run_data import read_metrics
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -78,11 +78,46 @@ def test_higher_is_higher_and_later_is_to_the_right() -> None:
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
 
 
-def test_more_than_two_panels_are_stacked() -> None:
+def test_panels_are_in_two_columns() -> None:
     panels = [Panel(f"panel {n}", [Series("a", [(1, n), (2, n + 1)])]) for n in range(4)]
     groups = picture(*panels).findall(f"{SVG}g")
     tops = [re.findall(r"[\d.]+", group.get("transform", "")) for group in groups]
-    assert len({left for left, _ in tops}) == 1 and len({top for _, top in tops}) == 4
+    assert len({left for left, _ in tops}) == 2 and len({top for _, top in tops}) == 2
+
+
+def test_a_panel_alone_keeps_its_colors() -> None:
+    loss = Panel("loss", [Series("train", [(1, 2)]), Series("val", [(1, 3)])])
+    accuracy = Panel("accuracy", [Series("val", [(1, 0.5)])])
+    alone = draw_curves(Chart("run", [loss, accuracy]), [accuracy])
+    assert classes(ElementTree.fromstring(alone.svg)) == ["c1", "c1 dots"]
+    assert alone.columns == ["series", "step", "accuracy"]
+    assert [mark[2:] for mark in alone.marks["val"]] == [(1, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("values", "first", "broken"),
+    [([0.2, 1.0], "0", False), ([4.4, 6.7], "4.0", True), ([-1.0, 3.0], "-1", False)],
+)
+def test_a_value_axis_begins_at_zero_or_is_broken(
+    values: list[float], first: str, broken: bool
+) -> None:
+    axis = value_axis(values, 5)
+    assert (axis.ticks[0][1], axis.broken) == (first, broken)
+    text = curves_svg(Chart("run", [Panel("loss", [Series("a", list(enumerate(values)))])]))
+    assert ('class="gap"' in text) == broken
+
+
+def test_seeds_become_a_mean_and_a_band() -> None:
+    curves = [Series("", [(1, 4.0), (2, 2.0)]), Series("", [(1, 6.0), (2, 2.0), (3, 9.0)])]
+    both = mean_series("both", curves)
+    assert both.finite == [(1, 5.0), (2, 2.0)]
+    assert both.spread == {1: pytest.approx(2**0.5), 2: 0.0}
+    root = picture(Panel("loss", [both, Series("one", [(1, 1), (2, 1)])], baseline=(8, "chance")))
+    assert classes(root) == ["c0 band", "c0", "c0 dots", "c1", "c1 dots"]
+    band, line = paths(root, only_curves=True)[:2]
+    assert band[0][1] < line[0][1] < band[-1][1] and band[1] == band[2] == line[1]
+    assert "chance" in words(root)
+    assert mean_series("none", [Series("", []), curves[0]]).finite == []
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])

@@ -1,14 +1,17 @@
 """The report of a run: contents, size, and time to write it."""
 
 import json
+import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from journeys import Journey
 
 from nanolm.report.curves import Series
-from nanolm.report.page import by_epoch, comparison_page, report_page, write_report
+from nanolm.report.matrix import draw_matrix
+from nanolm.report.page import by_epoch, calibration, comparison_page, report_page, write_report
 from nanolm.report.run_data import list_runs, read_run
 from nanolm.report.terminal import plot
 from nanolm.runs.folder import Run
@@ -27,7 +30,14 @@ def test_training_leaves_a_report(ended: tuple[Journey, Path]) -> None:
     for heading in wanted:
         assert heading in page, heading
     assert "default-src 'none'" in page
-    assert "<script" not in page
+    assert page.count("<script>") == 1  # the others are data
+    results = {"train": "bits per byte: ", "finetune": "accuracy: ", "train-pairs": "BLEU: "}
+    assert f'<p class="result">Validation {results[journey.verb]}' in page
+    unit = "text" if journey.verb == "finetune" else "token"
+    columns = [figure["columns"] for figure in figures_of(page)]
+    assert ["series", "step", f"loss (nats per {unit})"] in columns
+    assert ["series", "step", "learning rate"] in columns
+    assert page.count("<figure>") == page.count("<svg") == len(columns)
     machine = page.partition("Machine and versions</h2>")[2].partition("<h2")[0]
     assert "fingerprint" in machine and "None" not in machine
     assert f"nanolm {journey.verb} --config" in page
@@ -85,9 +95,67 @@ def test_runs_of_different_kinds_have_a_panel_each(trained: Path, tmp_path: Path
     labels.begin(settings | {"data": ["reviews.tsv"]}, Run(trained).facts())
     labels.metrics.write_text('{"step": 1, "seconds": 1.0, "val_accuracy": 0.5}\n' * 2)
     page = comparison_page([Run(trained), labels])
-    assert "bits per byte (validation)" in page and "accuracy (validation)" in page
-    first_chart = page.partition("<svg")[2].partition("</svg>")[0]
-    assert trained.name in first_chart and "labels" in first_chart
+    by_step = [each for each in figures_of(page) if each["columns"][1] == "step"]
+    assert [(each["columns"][2], each["series"][0][0]) for each in by_step] == [
+        ("validation bits per byte", trained.name),
+        ("validation accuracy (fraction)", "labels"),
+    ]
+
+
+def test_runs_that_differ_in_their_seed_become_a_mean(trained: Path, tmp_path: Path) -> None:
+    runs = []
+    for seed, name in enumerate("abcd"):
+        run = Run(tmp_path / name)
+        run.path.mkdir()
+        other = {"seed": seed, "lr": 0.5 if name == "d" else 0.1}
+        result = {**Run(trained).facts()["result"], "val_bits_per_byte": 2.0 + 0.1 * seed}
+        run.begin({**Run(trained).settings(), **other}, {**Run(trained).facts(), "result": result})
+        row = {"step": 7, "seconds": 1.0 + seed, "val_bits_per_byte": 3.0 + seed}
+        run.metrics.write_text(json.dumps(row) + "\n")
+        runs.append(run)
+    page = comparison_page(runs)
+    name = "a, mean ± std of 3 seeds"
+    best = f"Best of 2: {name}. Validation bits per byte: 2.100 ± 0.100 over 3 seeds."
+    assert f'<p class="result">{best}</p>' in page
+    by_step, by_time = figures_of(page)
+    assert by_step["columns"][3] == "standard deviation"
+    values = {each: marks[0][2:] for each, marks in by_step["series"]}
+    assert values == {name: [7, 4, 1], "d": [7, 6]}
+    assert by_time["series"][0][1][0][2:] == [2, 4, 1]
+    assert "mean ± std" not in comparison_page([runs[0], runs[0]])  # the same seed
+
+
+def figures_of(page: str) -> list[dict[str, Any]]:
+    """The numbers of each figure."""
+    parts = re.findall(r'<script type="application/json">(.*?)</script>', page)
+    return [json.loads(part) for part in parts]
+
+
+def test_a_confusion_matrix_is_shaded_by_row() -> None:
+    image = draw_matrix(["<bad>", "good", "rare"], [[30, 10, 0], [0, 8, 2], [0, 0, 0]], "films")
+    cells = re.findall(r'class="(right|wrong)".*fill-opacity="([\d.]+)"', image.svg)
+    assert [float(opacity) for _, opacity in cells] == [0.38, 0.12, 0, 0, 0.4, 0.1, 0, 0, 0]
+    assert [kind for kind, _ in cells] == ["right", "wrong", "wrong", "wrong"] * 2 + ["right"]
+    assert image.marks["<bad>"][1][2:] == ("good", 10, "25.0%")
+    assert "<bad>" not in image.svg and "&lt;bad&gt;" in image.svg
+
+
+def test_calibration_has_bin_counts(trained: Path) -> None:
+    run = read_run(Run(trained))
+    bins = [{"confidence": 0.9, "accuracy": 0.75, "count": 4321}, {"confidence": 1, "count": 0}]
+    scores = {
+        "bins": bins,
+        "confusion": [[9, 1], [2, 4]],
+        "count": 16,
+        "accuracy": 0.8,
+        "classes": [{"label": each, "precision": 0, "recall": 0, "f1": 0} for each in "ab"],
+    }
+    run.settings["data"] = ["films.tsv"]
+    run.facts["result"] = {"val": scores}
+    (figure,) = figures_of(calibration(run))
+    assert figure["columns"][3] == "count" and figure["series"][0][1][0][2:] == [0.9, 0.75, 4321]
+    assert ">4,321<" in calibration(run)
+    assert "Always predicting the majority class: 62.5%." in report_page(run)
 
 
 def test_the_list_of_runs(tmp_path: Path, trained: Path) -> None:

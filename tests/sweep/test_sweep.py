@@ -1,6 +1,7 @@
 """Sweeps: the points drawn, which trials advance, and no repeated work after a kill."""
 
 import json
+import re
 import signal
 import time
 from dataclasses import replace
@@ -13,9 +14,10 @@ from conftest import TINY_MODEL
 
 import nanolm
 from nanolm.errors import DataError, UsageError
-from nanolm.report.sweep import Dot, place_values, sweep_svg
+from nanolm.report.sweep import Dot, draw_sweep, place_values
 from nanolm.runs.folder import Run
 from nanolm.sweep.halving import affordable, cost, longest, rungs
+from nanolm.sweep.page import sweep_page
 from nanolm.sweep.result import SweepState, SweepTrial, combinations, in_words, ranked
 from nanolm.sweep.space import Space, around, draw, parse, settings_at
 from nanolm.sweep.sweep import Sweep, SweepRequest, TrialEnded, sweep
@@ -243,6 +245,17 @@ def test_the_mean_over_seeds_decides(tmp_path: Path) -> None:
     assert trials[0].values == {"positions": "rope", "seed": 2}
     assert found[0].rounds()[0] == pytest.approx((2.2, 0.1))
     assert found[1].score() == pytest.approx(2.3)
+    work.save()
+    page = sweep_page(tmp_path)
+    best = "Best of 3: positions=rope. Validation bits per byte: 2.200 ± 0.100 over 3 seeds."
+    assert best in page
+    data = re.findall(r'<script type="application/json">(.*?)<', page)
+    rounds, positions, _ = map(json.loads, data)  # and one by seed
+    assert rounds["columns"][1:3] == ["round", "validation bits per byte"]
+    assert [mark[2:] for mark in rounds["series"][0][1]] == [[1, 2.2, 0.1], [2, 2.2, 0.1]]
+    best_trial = next(marks for name, marks in positions["series"] if name == "best")
+    assert [mark[2:] for mark in best_trial] == [["rope", "2", 2.1]]
+    assert "it diverged" in page
     # All seeds of the best advanced, and no others.
     assert [len(trial.results) for trial in trials[:4]] == [2, 2, 2, 1]
 
@@ -282,6 +295,9 @@ def test_the_best_is_a_run_as_any_other(swept: dict[str, Any]) -> None:
     assert Run(folder / "best").facts()["result"] == {**best.results[1], "run": outcome.run}
     assert not (folder / f"trial-{best.number:02}").exists()
     assert nanolm.load(outcome.run).generate("The ", tokens=5)
+    page = sweep_page(folder)
+    assert f"Best of 3: lr=0.02. Validation bits per byte: {best.bits()[1]:.3f}." in page
+    assert re.search(r'class="mark".*\n.*>uniform guess<', page)
 
 
 def test_nothing_is_done_twice_after_a_kill(swept: dict[str, Any]) -> None:
@@ -326,7 +342,7 @@ def test_the_picture_is_xml_whatever_the_names_are() -> None:
         {"tokenizer": "char", "lr": 0.1, "qk_norm": False},
     ]
     dots = [Dot(each, 9.0 - 8 * n, n == 1, n == 1) for n, each in enumerate(values)]
-    picture = sweep_svg(dots, "<b>&")
+    picture = draw_sweep(dots, "<b>&").svg
     assert "clipped at 2" in picture
     root = ElementTree.fromstring(picture)
     space = "{http://www.w3.org/2000/svg}"
