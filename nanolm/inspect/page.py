@@ -19,7 +19,7 @@ from nanolm.inspect.attribution import Attribution
 from nanolm.inspect.heads import MIXED, HeadPattern
 from nanolm.inspect.inspection import Floats, Inspection, Predictions
 from nanolm.inspect.vectors import Occurrences, mean_similarities, pca, similarities
-from nanolm.report.curves import Chart, Panel, Series, curves_svg
+from nanolm.report.curves import Chart, Panel, Series
 from nanolm.text.page import SURPRISE_STYLE, folded, marked, named, prediction, prediction_legend
 from nanolm.text.tokenizer import Tokenizer
 
@@ -221,7 +221,7 @@ def word_page(word: Occurrences, facts: dict[str, str]) -> str:
         layers += f'<section class="layer">{table}</section>'
     contexts = "".join(f"<li>{escape(text)}</li>" for text in word.contexts)
     labels = [f"{number} {text}" for number, text in enumerate(word.contexts, start=1)]
-    pairs = {"map": vector_map(word.vectors, labels), "chart": curves_svg(chart), "layers": layers}
+    pairs = {"map": vector_map(word.vectors, labels), "chart": chart.svg, "layers": layers}
     shown = pairs if count > 1 else dict.fromkeys(pairs, "")
     body = filled("word", contexts=contexts, **shown)
     title = f"“{word.word}”: {counted(count, 'occurrence')}"

@@ -27,7 +27,6 @@ from nanolm.pairs.metrics import (
     score_pairs,
 )
 from nanolm.pairs.translator import TranslateParams, Translator
-from nanolm.report.curves import curves_svg
 from nanolm.report.figure import STYLE_SHEET
 from nanolm.report.page import text_table
 from nanolm.text.pairs import Pairs
@@ -151,7 +150,7 @@ def length_rows(groups: list[LengthScores]) -> list[tuple[str, ...]]:
 
 def evaluation_page(result: PairEvaluation, title: str, facts: dict[str, str]) -> str:
     """Scores by length of the source as a picture and a table, and the worst mistakes."""
-    body = curves_svg(length_chart("By source length", {title: result.by_length}, "tokens"))
+    body = length_chart("By source length", {title: result.by_length}, "tokens").svg
     body += text_table(LENGTH_COLUMNS, length_rows(result.by_length))
     if result.mistakes:
         shown = result.mistakes[:SHOWN_MISTAKES]

@@ -3,7 +3,7 @@
 >>> rows = read_metrics(Path("runs/novel/metrics.jsonl"))
 >>> loss = Series("train", [(row["step"], row.get("loss")) for row in rows])
 >>> chart = Chart("novel", [Panel("loss (nats per token)", [loss])])
->>> Path("curves.svg").write_text(curves_svg(chart))
+>>> Path("curves.svg").write_text(chart.svg)
 """
 
 import math
@@ -90,10 +90,6 @@ class Chart:
     @property
     def svg(self) -> str:
         return draw_curves(self).svg
-
-
-def curves_svg(chart: Chart) -> str:
-    return draw_curves(chart).svg
 
 
 def draw_curves(chart: Chart, some: Sequence[Panel] | None = None) -> Drawing:

@@ -18,7 +18,7 @@ from typing import Any
 
 from nanolm import files, webpage
 from nanolm.formats import readable
-from nanolm.report.curves import Chart, Panel, Series, curves_svg, mean_series
+from nanolm.report.curves import Chart, Panel, Series, mean_series
 from nanolm.report.figure import figures, figures_page
 from nanolm.report.matrix import draw_matrix
 from nanolm.report.png import chart_png
@@ -47,6 +47,7 @@ DURING_TRAINING = (
     "<p>Curves and the table by epoch show evaluations during training, which use part of a large "
     "validation set. The result above is that of the saved model on the whole set.</p>"
 )
+NOT_COMPARABLE = "The runs have different validation sets, so their scores cannot be compared."
 as_html = partial(marked, keep=" \n\t")  # makes only unusual white space visible
 
 
@@ -57,7 +58,7 @@ def write_report(run: Run, png: bool = False, result: dict[str, Any] | None = No
     if result:
         data.facts["result"] = result
     charts = run_charts(data)
-    texts = {f"{name}.svg": curves_svg(chart) for name, chart in charts.items()}
+    texts = {f"{name}.svg": chart.svg for name, chart in charts.items()}
     texts = {"report.html": report_page(data), **texts}
     for name, text in texts.items():
         files.write_atomically(run.path / name, text)
@@ -331,7 +332,8 @@ def comparison_page(runs: Sequence[Run]) -> str:
     charts, sentences = [], []
     for measure, groups in measures.items():
         scores = {name: [final_score(each) for each in group] for name, group in groups.items()}
-        sentences.append(best_sentence(measure, scores))
+        comparable = len({validated_on(each) for group in groups.values() for each in group}) == 1
+        sentences.append(best_sentence(measure, scores) if comparable else NOT_COMPARABLE)
         for x in ("step", "epoch", "seconds"):
             if x != "epoch" or all(each.steps_per_epoch for each in data):
                 series = [
@@ -348,6 +350,13 @@ def comparison_page(runs: Sequence[Run]) -> str:
         "Settings that differ": text_table(["", *names], settings) if settings else "<p>None.</p>",
     }
     return figures_page(f"{len(data)} runs compared", {}, " ".join(sentences), sections)
+
+
+def validated_on(data: RunData) -> str:
+    """What decides which texts a run is validated on, besides its seed."""
+    settings = data.settings
+    held_out = [data.texts, settings.get("val_fraction"), settings.get("val_split")]
+    return str(settings.get("val") or held_out)
 
 
 def over_seeds(data: Sequence[RunData], names: Sequence[str]) -> dict[str, list[RunData]]:

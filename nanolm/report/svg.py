@@ -58,8 +58,9 @@ def axes(area: PlotArea, x: str, epochs: Sequence[tuple[float, str]] = ()) -> It
     if epochs:
         for value, label in epochs:
             yield text(area.x(value), bottom + 35, label, "tick", "middle")
-        yield text(area.left - 10, bottom + 17, x, "tick", "end")
-        yield text(area.left - 10, bottom + 35, "epoch", "tick", "end")
+        for ticks, name, y in ((area.x_axis.ticks, x, 17), (epochs, "epoch", 35)):
+            starts = [area.x(value) - text_width(label, 11) / 2 for value, label in ticks[:1]]
+            yield text(min([area.left - 4, *starts]) - 6, bottom + y, name, "tick", "end")
     else:
         name = shorten(x, 11, area.width)
         yield text(area.left + area.width / 2, bottom + 36, name, "tick", "middle")

@@ -17,7 +17,6 @@ from nanolm.pairs.metrics import (
     score_pairs,
     split_words,
 )
-from nanolm.report.curves import curves_svg
 
 TEXT = """
 3- the a of Katze don't well-known e-mail 1990-91 3-D -5 1,000.50 .5 5. ... ,, , . ! ? it's 1. .a
@@ -138,6 +137,6 @@ def test_the_picture_has_a_curve_for_each_model() -> None:
     sources = ["x" * n for n in range(1, 11)]
     good = by_length(sources, sources, sources)
     bad = by_length(["y"] * 10, sources, sources)
-    picture = curves_svg(length_chart("By length", {"good": good, "bad": bad}, "tokens"))
+    picture = length_chart("By length", {"good": good, "bad": bad}, "tokens").svg
     assert picture.count("good</text>") == 2
     assert "source length in tokens" in picture

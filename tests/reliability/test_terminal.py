@@ -28,7 +28,7 @@ from nanolm.inspect.page import inspection_page, neighbours_page, word_page
 from nanolm.inspect.vectors import Occurrences
 from nanolm.model.classifier import Classifier
 from nanolm.model.config import ClassifierConfig
-from nanolm.report.curves import Chart, Panel, Series, curves_svg
+from nanolm.report.curves import Chart, Panel, Series
 from nanolm.report.page import report_page
 from nanolm.report.run_data import RunData
 from nanolm.runs.folder import Run
@@ -126,7 +126,7 @@ def pages(text: str) -> dict[str, str]:
         "tokens": tokens_page(tokenizer, text, text),
         "surprise": surprise_page(tokenizer, rows, {text: text}, text),
         "samples": samples_page(tokenizer, [sample], {text: text}),
-        "curves": curves_svg(Chart(text, [Panel(text, [Series(text, points)], (1.0, text))])),
+        "curves": Chart(text, [Panel(text, [Series(text, points)], (1.0, text))]).svg,
     }
 
 

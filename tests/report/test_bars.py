@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from nanolm.report.bars import Bar, draw_bars
-from nanolm.report.curves import Chart, Panel, Series, curves_svg
+from nanolm.report.curves import Chart, Panel, Series
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -29,7 +29,7 @@ def test_bars_are_as_long_as_their_values() -> None:
 def test_a_power_is_a_straight_line_on_logarithmic_axes() -> None:
     line = Series("square", [(x, 0.01 * x * x) for x in (64, 128, 256, 4096)])
     panel = Panel("milliseconds", [line])
-    tree = ElementTree.fromstring(curves_svg(Chart("t", [panel], "tokens", logarithmic=True)))
+    tree = ElementTree.fromstring(Chart("t", [panel], "tokens", logarithmic=True).svg)
     paths = [each.get("d", "") for each in tree.iter(f"{SVG}path")]
     path = next(each for each in paths if each.count(",") == 4 and "h.01" not in each)
     points = [tuple(map(float, pair.split(","))) for pair in path[1:].split()]

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 from nanolm.errors import DataError
 from nanolm.report.axes import linear_axis, value_axis
-from nanolm.report.curves import Chart, Panel, Series, curves_svg, draw_curves, mean_series
+from nanolm.report.curves import Chart, Panel, Series, draw_curves, mean_series
 from nanolm.report.run_data import read_metrics
+from nanolm.report.svg import text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def picture(*panels: Panel, title: str = "run") -> ElementTree.Element:
     """The image, after the checks that apply to all images."""
-    text = curves_svg(Chart(title, panels))
+    text = Chart(title, panels).svg
     assert len(text) < 100_000
     root = ElementTree.fromstring(text)
     assert "nan" not in text and "inf" not in text
@@ -103,7 +104,7 @@ def test_a_value_axis_begins_at_zero_or_is_broken(
 ) -> None:
     axis = value_axis(values, 5)
     assert (axis.ticks[0][1], axis.broken) == (first, broken)
-    text = curves_svg(Chart("run", [Panel("loss", [Series("a", list(enumerate(values)))])]))
+    text = Chart("run", [Panel("loss", [Series("a", list(enumerate(values)))])]).svg
     assert ('class="gap"' in text) == broken
 
 
@@ -252,9 +253,16 @@ def test_metrics_are_read(tmp_path: Path) -> None:
         read_metrics(file)
 
 
+def test_the_name_of_an_axis_is_left_of_its_first_tick() -> None:
+    line = Series("train", [(100, 3.0), (846, 1.0)])  # the axis begins at 100
+    root = ElementTree.fromstring(Chart("run", [Panel("loss", [line])], steps_per_epoch=240).svg)
+    shown = {each.text: float(each.get("x", 0)) for each in root.iter(f"{SVG}text")}
+    assert shown["step"] < shown["100"] - text_width("100", 11) / 2
+
+
 def test_epochs_stand_below_the_steps() -> None:
     line = Series("train", [(10, 3.0), (206, 1.0)])
-    text = curves_svg(Chart("run", [Panel("loss", [line])], steps_per_epoch=206.5 / 8))
+    text = Chart("run", [Panel("loss", [line])], steps_per_epoch=206.5 / 8).svg
     root = ElementTree.fromstring(text)
     shown = {
         (each.text, each.get("y")): float(each.get("x", 0)) for each in root.iter(f"{SVG}text")

@@ -102,6 +102,14 @@ def test_runs_of_different_kinds_have_a_panel_each(trained: Path, tmp_path: Path
     ]
 
 
+def test_scores_on_different_texts_are_not_compared(trained: Path, tmp_path: Path) -> None:
+    other = Run(tmp_path / "other")
+    other.path.mkdir()
+    other.begin({**Run(trained).settings(), "corpus": ["other.txt"]}, Run(trained).facts())
+    assert "different validation sets" in comparison_page([Run(trained), other])
+    assert "different validation sets" not in comparison_page([Run(trained), Run(trained)])
+
+
 def test_runs_that_differ_in_their_seed_become_a_mean(trained: Path, tmp_path: Path) -> None:
     runs = []
     for seed, name in enumerate("abcd"):
