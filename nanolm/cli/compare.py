@@ -242,8 +242,10 @@ def show(outcome: "CompareResult") -> None:
         click.echo(f"\n{both} on the validation pairs, and on {part}.")
     for family, times in outcome.lengths.items():
         (first, short), (last, long) = times[0], times[-1]
-        steps = f"{1000 * short:.1f} ms at {first:,} tokens and {1000 * long:,.1f} ms at {last:,}"
-        click.echo(f"{family}: a step takes {steps} ({long / short:.0f} times as long)")
+        text = f"{family}: a step takes {1000 * short:.1f} ms at {first:,} tokens"
+        if last > first:
+            text += f" and {1000 * long:,.1f} ms at {last:,} ({long / short:.0f} times as long)"
+        click.echo(text)
 
 
 def measured(row: "ComparedRow", name: str) -> str:
