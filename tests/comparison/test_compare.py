@@ -122,7 +122,7 @@ def short_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_measuring_leaves_time_for_the_models(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a slow machine, where measuring a step at all lengths would take longer than the budget."""
+    """On a slow machine, where measuring steps at all lengths would take longer than the budget."""
 
     def slow(trial: Any) -> float:
         time.sleep(0.1)

@@ -1,6 +1,7 @@
 """The report of a run: contents, size, and time to write it."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -135,6 +136,14 @@ def test_a_curve_in_the_terminal(plain: bool, width: int) -> None:
     assert (places[0], places[-1]) == ((0, 5), (11, width - 1))
     assert rows[13].split() == ["0", "20", "40", "60", "80", "100"]
     assert rows[14].split() == ["*" if plain else "⠒", "training", mark, "validation"]
+
+
+@pytest.mark.parametrize("height", [7, 12, 16])
+def test_equal_values_are_at_the_same_height(height: int) -> None:
+    curve = plot([Series("training", POINTS)], 60, height)
+    both = plot([Series("training", POINTS), Series("validation", POINTS[::3])], 60, height)
+    marks = [(n, mark.start()) for n, row in enumerate(both) for mark in re.finditer("●", row)]
+    assert len(marks) > height and all(curve[n][column] > "⠀" for n, column in marks[:-1])
 
 
 def test_nothing_to_draw() -> None:
