@@ -48,4 +48,4 @@ def table(header: Iterable[str], rows: Iterable[str], kind: str = "") -> str:
     head = f"<thead><tr>{head}</tr></thead>" if head else ""
     body = "".join(f"<tr>{cells}</tr>" for cells in rows)
     kind = f' class="{kind}"' if kind else ""
-    return f'<div class="scroll"><table{kind}>{head}<tbody>{body}</tbody></table></div>'
+    return f'<div class="scroll" tabindex=0><table{kind}>{head}<tbody>{body}</tbody></table></div>'

@@ -73,7 +73,7 @@ def report_page(data: RunData) -> str:
         "Samples during training": samples(data),
         "Settings": text_table([], settings),
         "Machine and versions": text_table([], machine(data)),
-        "Reproduce this run": f"<pre>{escape(command)}</pre>",
+        "Reproduce this run": f"<pre tabindex=0>{escape(command)}</pre>",
     }
     body = "\n".join(f"<h2>{title}</h2>\n{part}" for title, part in sections.items() if part)
     return webpage.page(f"{data.run.path.name}: report", summary(data), body, STYLE_SHEET)
