@@ -54,7 +54,7 @@ def show_table(
 def show_lists(rows: Sequence[Sequence[str]]) -> None:
     """The first cell of each row, and below it the headings with the other cells."""
     (_, *headings), *others = rows
-    width = terminal_width() or sys.maxsize
+    width = max(16, terminal_width() or sys.maxsize)
     indent = min(cell_width(headings), width // 2)
     for first, *cells in others:
         click.echo("\n".join(wrapped(first, width)))
@@ -65,6 +65,7 @@ def show_lists(rows: Sequence[Sequence[str]]) -> None:
 
 
 def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width`, which end after words where possible."""
     from rich.cells import chop_cells
 
     lines = [""]
