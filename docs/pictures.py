@@ -1,8 +1,9 @@
-"""Makes the pictures of README.md and docs/course.md from real runs: a terminal (SVG), and the
-playground and a walk through a model (PNG).
+"""Makes the pictures of README.md and docs/ from real runs: a terminal (SVG), the playground, a
+walk through a model, and ten pages on a desktop and on a phone (PNG).
 
-    python docs/pictures.py                     five minutes, needs Chromium
+    python docs/pictures.py                     ten minutes, needs Chromium
     python docs/pictures.py walk                only the walk, in a minute
+    python docs/pictures.py pages               only the ten pages, in five minutes
     python docs/pictures.py shakespeare.txt     also refreshes the transcript in README.md
 
 It trains on data/stories.txt in a pseudo-terminal, then opens `nanolm serve` in a headless browser.
@@ -19,7 +20,9 @@ import subprocess
 import sys
 import tempfile
 import termios
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 
 from PIL import Image
@@ -47,6 +50,29 @@ WALK_STAGES = (
     ("weights", "weights", 4, 3),
     ("next", "next", 4, 0),
 )
+PAGE_COMMANDS = """nanolm train embedded:stories --minutes 1 --out stories
+nanolm train embedded:stories --minutes 1 --family lstm --out lstm
+nanolm finetune-sentiment --from stories --minutes 1 --out reviews
+nanolm train embedded:tiny --preset nano --out small
+nanolm report stories lstm --out runs.html
+nanolm inspect stories "Once upon a time there was a little fox who" --out attention.html
+nanolm inspect reviews "The food was not good, but the view was." --out decision.html
+nanolm inspect small "the small cat chases a" --walk --out walk.html"""
+WIDE, PHONE = 1440, 390  # pixels
+HEIGHTS = {WIDE: 900, PHONE: 780}
+TOP = "/html"
+# The name of a picture, its page, the width, whether it is dark, and what to scroll to (XPath).
+PAGES = (
+    ("report", "stories/report.html", WIDE, False, TOP),
+    ("report-phone", "stories/report.html", PHONE, True, "//h2[.='Curves']"),
+    ("runs", "runs.html", WIDE, True, TOP),
+    ("reviews", "reviews/report.html", WIDE, False, "//h2[.='Confusion matrix']"),
+    ("attention", "attention.html", WIDE, False, TOP),
+    ("decision", "decision.html", PHONE, False, TOP),
+    ("walk", "walk.html", WIDE, True, TOP),
+    ("walk-phone", "walk.html", PHONE, False, "//*[@class='stage']"),
+)
+MOST_BYTES = 150_000  # of a picture of a page
 SIZE = {"x": 0, "y": 0, "width": 1160, "height": 640, "scale": 1.5}
 ENVIRONMENT = os.environ | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
 
@@ -97,7 +123,18 @@ def draw_terminal(screen: Text) -> None:
         (DOCS / f"terminal-{name}.svg").write_text(svg, encoding="utf-8")
 
 
-def draw_playground(browser: Browser, url: str) -> None:
+@contextmanager
+def serving(folder: Path, *runs: str) -> Iterator[str]:
+    """The address of a server of these runs."""
+    serve = [sys.executable, "-m", "nanolm", "serve", *runs, "--port=0"]
+    with subprocess.Popen(serve, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE) as server:
+        try:
+            yield server.stdout.readline().decode().strip()
+        finally:
+            server.terminate()
+
+
+def generate(browser: Browser, url: str) -> None:
     browser.tell("Emulation.setScrollbarsHidden", hidden=True)
     browser.tell("Page.navigate", url=url)
     browser.wait("document.body && document.body.dataset.ready === 'yes'")
@@ -107,6 +144,10 @@ def draw_playground(browser: Browser, url: str) -> None:
     browser.value("document.getElementById('pieces').open = true")
     browser.point("#write", click=True)
     browser.wait("document.querySelector('.token') && document.getElementById('stop').disabled")
+
+
+def draw_playground(browser: Browser, url: str) -> None:
+    generate(browser, url)
     token = "document.querySelector('.text:last-child .token:nth-child(n + 22).s2')"  # a close call
     for name in ("light", "dark"):
         browser.look(1160, dark=name == "dark")
@@ -114,10 +155,41 @@ def draw_playground(browser: Browser, url: str) -> None:
         take_picture(browser, f"playground-{name}.png", SIZE)
 
 
-def take_picture(browser: Browser, name: str, clip: dict[str, float]) -> None:
+def take_picture(browser: Browser, name: str, clip: dict[str, float], most: float = inf) -> None:
+    """With fewer colors where more bytes than `most` would be needed."""
     shot = base64.b64decode(browser.tell("Page.captureScreenshot", clip=clip)["data"])
-    picture = Image.open(io.BytesIO(shot)).convert("RGB").quantize(256)
-    picture.save(DOCS / name, optimize=True)
+    for colors in (256, 64, 16):
+        picture = Image.open(io.BytesIO(shot)).convert("RGB").quantize(colors)
+        picture.save(DOCS / name, optimize=True)
+        if (DOCS / name).stat().st_size <= most:
+            return
+
+
+def draw_page(browser: Browser, name: str, width: int, place: str) -> None:
+    browser.value(f'document.evaluate("{place}", document).iterateNext().scrollIntoView()')
+    browser.value("scrollBy(0, -60)")  # what sticks to the top of a page is above it
+    top, height = browser.value("scrollY"), HEIGHTS[width]
+    scale = 2 if width == PHONE else 1
+    clip = {"x": 0, "y": top, "width": width, "height": height, "scale": scale}
+    take_picture(browser, f"page-{name}.png", clip, MOST_BYTES)
+
+
+def draw_pages(browser: Browser, folder: Path) -> None:
+    for command in PAGE_COMMANDS.splitlines():
+        lines_of(command, folder)
+    browser.tell("Emulation.setScrollbarsHidden", hidden=True)
+    for name, page, width, dark, place in PAGES:
+        browser.look(width, dark)
+        browser.open(folder / page)
+        if page == "walk.html":
+            browser.value("go(stages.findIndex(stage => stage.role === 'weights'))")
+            browser.value("choose(4, 3)")
+        draw_page(browser, name, width, place)
+    with serving(folder, "stories", "reviews") as url:
+        for name, width, dark in (("playground", WIDE, True), ("playground-phone", PHONE, False)):
+            browser.look(width, dark)
+            generate(browser, url)
+            draw_page(browser, name, width, TOP if width == WIDE else "//*[@id='texts']")
 
 
 def draw_walk(browser: Browser, folder: Path) -> None:
@@ -137,19 +209,17 @@ def draw_walk(browser: Browser, folder: Path) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        parts = {"walk": draw_walk, "pages": draw_pages}
+        alone = [part for part in parts if sys.argv[1:] == [part]]
         with Browser(folder / "profile") as browser:
-            draw_walk(browser, folder)
-        if sys.argv[1:] == ["walk"]:
+            for part in alone or parts:
+                parts[part](browser, folder)
+        if alone:
             return
         shutil.copy(ROOT / "data" / "stories.txt", folder)
         draw_terminal(session(TERMINAL, folder))
-        serve = [sys.executable, "-m", "nanolm", "serve", "runs/stories", "--port=0"]
-        server = subprocess.Popen(serve, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE)
-        with server, Browser(folder / "profile") as browser:
-            try:
-                draw_playground(browser, server.stdout.readline().decode().strip())
-            finally:
-                server.terminate()
+        with serving(folder, "runs/stories") as url, Browser(folder / "profile") as browser:
+            draw_playground(browser, url)
         if sys.argv[1:]:
             shutil.copy(sys.argv[1], folder / "shakespeare.txt")
             new = re.sub(r" +\n", "\n", f"```console\n{session(TRANSCRIPT, folder).plain}\n```")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nanolm.bench.settings import PEERS, SMALLEST, BenchSettings
-from nanolm.cli.columns import fitted
 from nanolm.cli.console import draw, note, print_json
 from nanolm.cli.options import Command, Table, json_option, options_of
+from nanolm.cli.tables import show_table
 from nanolm.errors import refuse
 from nanolm.formats import counted, printable, readable
 
@@ -23,10 +23,17 @@ LINE_WIDTH = 80
 OPERATOR_WIDTH = 36  # characters of an operator's name
 SHOWN_COSTS = 10  # of a step
 HEIGHT = 10  # of a plot, in lines
-ESTIMATE = (  # row of the table for --scale
-    "{preset:<7} {processes:>9,} {rows:>9,} {compute:>8.1f} {exchange:>8.2f} {shown:>8.2f} "
-    "{speed:>11,.0f} {efficiency:>6.1%} {grown:>6.1%}"
-)
+ESTIMATE = {  # heading and format of each column of the table for --scale
+    "preset": "{preset}",
+    "processes": "{processes:,}",
+    "batch": "{rows:,}",
+    "step ms": "{compute:.1f}",
+    "comm ms": "{exchange:.2f}",
+    "exposed": "{shown:.2f}",
+    "tokens/s": "{speed:,.0f}",
+    "strong": "{efficiency:.1%}",
+    "weak": "{grown:.1%}",
+}
 SCALES = {"bytes": (1e6, "MB"), "FLOP/s": (1e9, "GFLOP/s")}  # readable units
 TABLE: Table = {
     "Options": {
@@ -105,10 +112,12 @@ def show_scale(settings: BenchSettings, as_json: bool) -> None:
         "processes, 4-byte gradients exchanged during the backward pass (half a step), no other "
         "delays."
     )
-    click.echo("\npreset  processes     batch  step ms  comm ms  exposed    tokens/s strong   weak")
+    click.echo()
+    table = [[*ESTIMATE]]
     for row in rows:
         times = {name: 1000 * row[name] for name in ("compute", "exchange", "shown")}
-        click.echo(ESTIMATE.format_map(row | times))
+        table.append([cell.format_map(row | times) for cell in ESTIMATE.values()])
+    show_table(table)
     click.echo()
     print_wrapped(
         "batch: sequences per process. step: measured here with that batch. comm: communication. "
@@ -126,16 +135,17 @@ def show_growth(settings: BenchSettings, as_json: bool) -> None:
         return
     show_machine(found.machine)
     click.echo(f"{found.preset}, family {settings.family}\n")
-    columns = f"{'tokens':>9} {'ms per step':>12} {'MB':>9} {'power':>7} {'expected':>9}"
-    click.echo(f"{settings.grow:<9} {columns}")
+    table = [[f"{settings.grow}", "tokens", "ms per step", "MB", "power", "expected", ""]]
     for point in found.points:
         memory = "n/a" if point.bytes is None else readable(point.bytes / 1e6)
-        line = f"{point.size:<9,} {point.tokens:>9,} {1000 * point.seconds:>12.2f} {memory:>9}"
+        row = [f"{point.size:,}", f"{point.tokens:,}", f"{1000 * point.seconds:.2f}", memory]
+        powers = ["", "", ""]
         if point.power is not None and point.expected is not None:
-            line += f" {point.power:>7.2f} {point.expected:>9.2f}  "
+            powers = [f"{point.power:.2f}", f"{point.expected:.2f}", ""]
             if abs(point.power - point.expected) > UNEXPECTED:
-                line += "less" if point.power < point.expected else "more"
-        click.echo(line.rstrip())
+                powers[2] = "less" if point.power < point.expected else "more"
+        table.append(row + powers)
+    show_table(table, left=(0, 6))
     click.echo()
     print_wrapped(
         "power: time grew as size to this power since the previous row. expected: the same for the "
@@ -163,8 +173,8 @@ def show_results(report: "BenchReport") -> None:
         print_wrapped(
             "of peak: fraction of the measured matmul rate with the same number of threads"
         )
-    click.echo(f"\n{'preset':<12} {'measurement':<24} {'value':>14} {'unit':<10} {'of peak':>8}")
-    before = None
+    click.echo()
+    table, before = [["preset", "measurement", "value", "unit", "of peak"]], ""
     for result in report.results:
         preset = result.shape if result.shape != before else ""
         before = result.shape
@@ -174,7 +184,8 @@ def show_results(report: "BenchReport") -> None:
         of_peak = ""
         if result.what.startswith("training"):
             of_peak = "n/a" if result.of_peak is None else f"{result.of_peak:.1%}"
-        click.echo(f"{preset:<12} {result.what:<24} {value:>14} {unit:<10} {of_peak:>8}".rstrip())
+        table.append([preset, result.what, value, unit, of_peak])
+    show_table(table, left=(0, 1, 3))
 
 
 def show_profile(preset: str, profile: "Profile") -> None:
@@ -183,17 +194,17 @@ def show_profile(preset: str, profile: "Profile") -> None:
         f"Measured limits: {readable(profile.products / 1e9)} GFLOP/s for matrix products, "
         f"{readable(profile.copies / 1e9)} GB/s for copies (caches can be faster)"
     )
-    heads = f"{'calls':>6} {'ms':>9} {'share':>6} {'limit':>9} {'x limit':>8}"
-    click.echo(f"\n{'operator':<{OPERATOR_WIDTH}} {heads}")
+    click.echo()
+    table = [["operator", "calls", "ms", "share", "limit", "x limit"]]
     for cost in profile.costs[:SHOWN_COSTS]:
-        name = fitted(cost.operator.removeprefix("_scaled_dot_product_"), OPERATOR_WIDTH)
+        name = cost.operator.removeprefix("_scaled_dot_product_")
         limit = "-" if cost.limit is None else f"{cost.limit:.3f}"
         times = "-" if cost.times_limit is None else f"{cost.times_limit:.1f}"
-        figures = f"{cost.calls:>6} {cost.milliseconds:>9.3f} {cost.share:>6.1%}"
-        click.echo(f"{name} {figures} {limit:>9} {times:>8}")
+        figures = [f"{cost.calls}", f"{cost.milliseconds:.3f}", f"{cost.share:.1%}"]
+        table.append([name, *figures, limit, times])
     rest = 1 - sum(cost.share for cost in profile.costs[:SHOWN_COSTS])
-    figures = f"{rest * profile.milliseconds:>9.3f} {rest:>6.1%}"
-    click.echo(f"{'other':<{OPERATOR_WIDTH + 7}} {figures}")
+    table.append(["other", "", f"{rest * profile.milliseconds:.3f}", f"{rest:.1%}", "", ""])
+    show_table(table, first_limit=OPERATOR_WIDTH)
 
 
 def print_wrapped(text: str) -> None:

@@ -1,6 +1,5 @@
 """`nanolm compare`: the architectures of the lectures, compared on the same data."""
 
-import textwrap
 import time
 from dataclasses import asdict
 from functools import partial
@@ -21,8 +20,7 @@ from nanolm.cli.options import (
     json_option,
     options_of,
 )
-from nanolm.cli.scores import LABEL_WIDTH
-from nanolm.cli.tables import one_line, show_table, terminal_width
+from nanolm.cli.tables import one_line, show_sentence, show_table
 from nanolm.errors import UsageError
 from nanolm.pairs.settings import PairSettings
 from nanolm.text import mix
@@ -225,25 +223,27 @@ def show(outcome: "CompareResult") -> None:
         cells += ["" if count is None else f"{count:,.0f}", f"{row.means['seconds']:,.1f} s"]
         cells += [f"{1000 * row.means['long_seconds']:,.1f} ms"] if labeled else []
         rows.append(cells)
-    width = terminal_width()
-    show_table(rows, first_limit=width and LABEL_WIDTH)
+    show_table(rows)
     click.echo()
-    fill = partial(textwrap.fill, width=width or 100, subsequent_indent="  ")
     for row in outcome.rows:
-        click.echo(fill(f"{row.title}: {row.teaches}."))
+        show_sentence(f"{row.title}: {row.teaches}.")
     seeds = max(row.seeds for row in outcome.rows)
     if labeled and seeds > 1:
-        click.echo(f"\nMean ± standard deviation over {seeds} seeds, each with its own split.")
+        click.echo()
+        show_sentence(f"Mean ± standard deviation over {seeds} seeds, each with its own split.")
     if "long_exact" in columns:
         both = "BLEU and exact match" if "bleu" in columns else "Exact match"
         *_, last = groups = outcome.rows[0].results[0]["by_length"]
         share = last["count"] / sum(group["count"] for group in groups)
         part = f"the {share:.0%} with the longest sources"
-        click.echo(f"\n{both} on the validation pairs, and on {part}.")
+        click.echo()
+        show_sentence(f"{both} on the validation pairs, and on {part}.")
     for family, times in outcome.lengths.items():
         (first, short), (last, long) = times[0], times[-1]
-        steps = f"{1000 * short:.1f} ms at {first:,} tokens and {1000 * long:,.1f} ms at {last:,}"
-        click.echo(f"{family}: a step takes {steps} ({long / short:.0f} times as long)")
+        text = f"{family}: a step takes {1000 * short:.1f} ms at {first:,} tokens"
+        if last > first:
+            text += f" and {1000 * long:,.1f} ms at {last:,} ({long / short:.0f} times as long)"
+        show_sentence(text)
 
 
 def measured(row: "ComparedRow", name: str) -> str:

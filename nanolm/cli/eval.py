@@ -13,7 +13,7 @@ from nanolm.classification.settings import FinetuneSettings
 from nanolm.cli import options
 from nanolm.cli.columns import Columns, color, visible
 from nanolm.cli.console import finite, note, print_json, write_file
-from nanolm.cli.tables import show_table
+from nanolm.cli.tables import show_sentence, show_table
 from nanolm.errors import UsageError, refuse
 from nanolm.formats import counted
 from nanolm.pairs.settings import PairSettings
@@ -224,7 +224,7 @@ def command(
         show_surprise(tokenizer, score)
         note(summary(score))
     else:
-        click.echo(summary(score))
+        show_sentence(summary(score))
 
 
 def evaluate_classifier(

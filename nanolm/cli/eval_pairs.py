@@ -6,7 +6,7 @@ import click
 
 from nanolm.cli.console import note, print_json, write_file, write_page
 from nanolm.cli.progress import TrainingView
-from nanolm.cli.tables import show_table
+from nanolm.cli.tables import show_sentence, show_table
 from nanolm.errors import refuse
 from nanolm.formats import counted
 from nanolm.pairs import evaluation
@@ -54,7 +54,7 @@ def evaluate_translator(
         values = {"run": run, **vars(scores), "loss": result.loss, "count": result.count}
         print_json(values | {"by_length": groups})
         return
-    click.echo(", ".join(f"{name} {value}" for name, value in shown.items()))
+    show_sentence(", ".join(f"{name} {value}" for name, value in shown.items()))
     if len(result.by_length) > 1:
         click.echo()
         show_table([evaluation.LENGTH_COLUMNS, *evaluation.length_rows(result.by_length)])

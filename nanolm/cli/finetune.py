@@ -17,6 +17,7 @@ from nanolm.cli.options import (
     run_option,
     run_options,
 )
+from nanolm.cli.tables import show_sentence
 from nanolm.model.config import Long, Pool
 from nanolm.training.trackers import Trackers
 
@@ -177,7 +178,7 @@ def show(result: "FinetuneResult") -> None:
     from nanolm.runs.folder import FINISHED, ending
 
     assert result.val and result.uncalibrated
-    click.echo(
+    show_sentence(
         f"{result.run}: accuracy {result.val.accuracy:.1%} on {result.val.count:,} validation "
         f"texts (majority-class baseline {result.majority:.1%}) at step {result.best_step:,} of "
         f"{result.steps:,}, after {result.seconds:.0f} s"

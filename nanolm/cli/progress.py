@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -20,6 +22,9 @@ from nanolm.training.events import Event, Note, Planned, Preparing, Progressed, 
 
 PLAIN_SECONDS = 5.0  # between two lines in a file or pipe
 LIVE_SECONDS = 0.1  # between two updates of the bar
+SHORTEST_BAR, LONGEST_BAR = 8, 40  # columns
+SAMPLE_LINES = 2  # of a text that the model generated
+HIGHER_IS_BETTER = ("val_accuracy", "val_bleu")  # the score of a task; else it is the loss
 
 
 class TrainingView(AbstractContextManager["TrainingView"]):
@@ -28,6 +33,7 @@ class TrainingView(AbstractContextManager["TrainingView"]):
         self.console = Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
         self.live = Live(console=self.console, transient=True) if sys.stderr.isatty() else None
         self.values: dict[str, float] = {}  # the latest of each metric
+        self.best: float | None = None  # the highest score of an evaluation
         self.expected: float | None = None  # planned bits per byte at the last evaluation
         self.last_line = 0.0
         self.phase, self.phase_start = "", 0.0  # of preparation
@@ -43,15 +49,14 @@ class TrainingView(AbstractContextManager["TrainingView"]):
             case Preparing():
                 self.preparing(event)
             case Wrote():
-                sample = Text(one_line(event.prompt + event.text), "dim")
-                sample.truncate(2 * self.console.width - 4, overflow="ellipsis")
                 if self.live:
-                    self.console.print(sample)
+                    self.sample(one_line(event.prompt + event.text))
             case Planned() if self.live:
                 self.line("\n".join(plan_lines(event.choices, self.console.width)))
             case _:
-                self.line(str(event))
+                self.line(printable(str(event)))
                 if self.live and isinstance(event, Started):
+                    self.best = None
                     self.live.start()
 
     def show_within(self, event: Event) -> None:
@@ -85,49 +90,78 @@ class TrainingView(AbstractContextManager["TrainingView"]):
         text = f"{share:4.0%}  {printable(event.what)}  {clock(left)} remaining"
         if self.live:
             self.live.start()
-            self.live.update(Text(self.with_bar(share, text)))
+            self.live.update(self.with_bar(share, text))
         else:
             self.line(text)
 
     def progressed(self, event: Progressed) -> None:
         self.values.update(event.record)
         self.expected = event.expected or self.expected
-        measured = "val_loss" in event.record
+        measured, measures = "val_loss" in event.record, self.measures()
         step = f"step {event.record['step']:,}"
         step += f" (epoch {event.record['epoch']:.1f})" if "epoch" in event.record else ""
-        share, measures = f"{event.progress:4.0%}", self.measures()
-        speed = self.values.get("tokens_per_second")
-        rest = ["" if speed is None else f"{speed:,} tokens/s"]
-        elapsed, remaining = clock(self.values["seconds"]), clock(event.seconds_left)
-        rest += [f"{elapsed} elapsed", f"{remaining} remaining"]
+        share, speed = f"{event.progress:4.0%}", self.values.get("tokens_per_second")
+        times = ["" if speed is None else f"{speed:,} tokens/s"]
+        times += [f"{clock(self.values['seconds'])} elapsed"]
+        remaining = f"{clock(event.seconds_left)} remaining"
         if self.live:
             if measured:
-                self.line(f"{step}: {measures}")
-            parts = [share, measures, *rest]
-            # The least important parts go first: speed, elapsed time, metrics.
-            while len("  ".join(filter(None, parts))) + 2 > self.console.width and len(parts) > 2:
-                del parts[2 if len(parts) > 3 else 1]
-            self.live.update(Text(self.with_bar(event.progress, "  ".join(filter(None, parts)))))
+                color = "green" if self.improved(event.record) else ""
+                first, rest = "  ".join(measures[:1]), "".join(f"  {each}" for each in measures[1:])
+                self.line(Text.assemble(f"{step}: {first}", (rest, color)))
+            short = self.measures(plan=False)
+            # The most important parts that leave room for a bar.
+            for parts in (measures + times, measures + times[1:], measures, short[:2], short[1:2]):
+                text = "  ".join([share, *filter(None, parts), remaining])
+                if cell_len(text) + SHORTEST_BAR < self.console.width:
+                    break
+            else:
+                text = f"{share}  {remaining}"
+            self.live.update(self.with_bar(event.progress, text))
         elif measured or time.monotonic() - self.last_line > PLAIN_SECONDS:
-            self.line("  ".join(filter(None, [share, step, measures, *rest])))
+            self.line("  ".join(filter(None, [share, step, *measures, *times, remaining])))
             self.last_line = time.monotonic()
 
-    def with_bar(self, progress: float, text: str) -> str:
-        width = min(40, self.console.width - len(text) - 2)
-        full = round(width * progress)
-        return f"{'━' * full}{'─' * (width - full)} {text}" if width >= 8 else text
+    def improved(self, record: dict[str, Any]) -> bool:
+        """Whether an evaluation is the best so far, and not the first."""
+        name = next((name for name in HIGHER_IS_BETTER if name in record), "val_loss")
+        score = record[name]
+        if score is None:  # not finite
+            return False
+        score = score if name in HIGHER_IS_BETTER else -score
+        before, self.best = self.best, score if self.best is None else max(score, self.best)
+        return before is not None and score > before
 
-    def measures(self) -> str:
-        planned = f" (plan {self.expected:.2f})" if self.expected else ""
+    def with_bar(self, progress: float, text: str) -> Text:
+        width = min(LONGEST_BAR, self.console.width - cell_len(text) - 2)
+        if width < SHORTEST_BAR:
+            return Text(text)
+        full = round(width * progress)
+        return Text.assemble(("━" * full, "cyan"), ("─" * (width - full), "dim"), f" {text}")
+
+    def measures(self, plan: bool = True) -> list[str]:
+        planned = f" (plan {self.expected:.2f})" if plan and self.expected else ""
         shown = {"loss": "loss {:.3f}", "val_bits_per_byte": "val {:.3f} bits/byte" + planned}
         shown |= {"val_accuracy": "val accuracy {:.1%}", "val_bleu": "val BLEU {:.1f}"}
         shown["val_exact"] = "{:.1%} exact"
         known = (name for name in shown if name in self.values)
         parts = [f"{name} {bits:.3f}" for name, bits in bits_by_part(self.values).items()]
-        return "  ".join([*(shown[name].format(self.values[name]) for name in known), *parts])
+        return [*(shown[name].format(self.values[name]) for name in known), *map(printable, parts)]
 
-    def line(self, text: str) -> None:
-        self.console.print(Text(printable(text)), soft_wrap=True)
+    def sample(self, text: str) -> None:
+        """Dimmed, behind a bar; without the characters that the model has not completed."""
+        width = self.console.width - 2
+        lines = Text(text.replace("\ufffd", "")).wrap(self.console, width)
+        for number, line in enumerate(lines[:SAMPLE_LINES], start=1):
+            line.rstrip()
+            if number == SAMPLE_LINES < len(lines):
+                line.truncate(width - 1)
+                line.append("…")
+            self.console.print(Text.assemble("│ ", line, style="dim"))
+
+    def line(self, text: str | Text) -> None:
+        """Wrapped at words on a terminal, and whole elsewhere."""
+        self.console.print(text, soft_wrap=self.live is None)
 
 
 def plan_lines(choices: Sequence[Choice], width: int) -> list[str]:

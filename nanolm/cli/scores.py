@@ -1,7 +1,6 @@
 """Tables of a classifier's scores."""
 
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,33 +8,39 @@ import click
 
 from nanolm.cli.columns import fitted
 from nanolm.cli.console import note, styled
-from nanolm.cli.tables import NARROWEST, cell_width, one_line, shortened, show_table, terminal_width
+from nanolm.cli.tables import (
+    cell_width,
+    one_line,
+    shortened,
+    show_sentence,
+    show_table,
+    terminal_width,
+)
 from nanolm.formats import counted
 
 if TYPE_CHECKING:
     from nanolm.classification.metrics import ClassifierScores, Mistake
 
+NARROWEST = 4  # columns of a shortened label
 MATRIX_CLASSES = 12  # a larger confusion matrix is only in --json
 LABEL_WIDTH = 24  # characters of a label in a table
 TEXT_WIDTH = 30  # with less room, a text goes below its labels
 
 
 def show_scores(name: str, scores: "ClassifierScores") -> None:
-    width = terminal_width()
-    summary = (
+    show_sentence(
         f"{one_line(name)}: accuracy {scores.accuracy:.1%}, macro F1 {scores.macro_f1:.3f}, "
         f"log-loss {scores.loss:.3f}, calibration error {scores.calibration_error:.3f}, "
         f"{counted(scores.count, 'text')}"
     )
-    click.echo(summary if width is None else textwrap.fill(summary, width))
     click.echo()
     labels = [one_line(each.label) for each in scores.classes]
     rows = [["class", "precision", "recall", "F1", "texts"]]
     for label, each in zip(labels, scores.classes, strict=True):
         figures = (f"{value:.3f}" for value in (each.precision, each.recall, each.f1))
         rows.append([label, *figures, f"{each.support:,}"])
-    numbers = sum(cell_width(column) + 2 for column in list(zip(*rows, strict=True))[1:])
-    show_table(rows, first_limit=width and min(LABEL_WIDTH, width - numbers))
+    width = terminal_width()
+    show_table(rows, first_limit=width and LABEL_WIDTH)
     show_matrix(labels, scores.confusion, width)
 
 

@@ -10,7 +10,7 @@ import click
 
 from nanolm.cli.console import note, note_interruption, print_json
 from nanolm.cli.options import Command, Option, json_option, options_of
-from nanolm.cli.tables import one_line, show_table
+from nanolm.cli.tables import one_line, show_sentence, show_table
 from nanolm.cli.train import NO_CORPUS, TABLE
 from nanolm.errors import UsageError
 from nanolm.formats import counted, printable
@@ -133,7 +133,7 @@ def show_outcome(outcome: "SweepResult") -> None:
         end = "best" if rank == 1 else one_line(error)[:ERROR_LENGTH]
         rows.append([str(rank), *values, *bits, *[""] * (rounds - len(bits)), end])
     show_table(rows, left={len(rows[0]) - 1})
-    click.echo(
+    show_sentence(
         f"{outcome.run}: {outcome.val_bits_per_byte:.3f} bits per byte on the validation set, best "
         f"of {counted(len(outcome.trials), 'trial')} ({printable(described(outcome.trials[0]))})"
     )

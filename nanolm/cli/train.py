@@ -21,7 +21,7 @@ from nanolm.cli.options import (
     run_option,
     run_options,
 )
-from nanolm.cli.tables import show_table
+from nanolm.cli.tables import show_sentence, show_table
 from nanolm.errors import TooLittleTime, UsageError
 from nanolm.machine import process
 from nanolm.model.config import RECURRENT
@@ -221,7 +221,7 @@ def command(
     if result.stopped == TooLittleTime.stopped:
         raise TooLittleTime(pretraining.what_to_type(result))
     if not as_json:
-        click.echo(f"{result.run}: {outcome(result)}")
+        show_sentence(f"{result.run}: {outcome(result)}")
         note(f"report: {result.run}/report.html")
         note(f'next: nanolm sample {shlex.quote(result.run)} --prompt "..."')
     return 0

@@ -8,6 +8,7 @@ import click
 
 from nanolm.cli.console import note, note_interruption, print_json
 from nanolm.cli.options import AVERAGE, ENCODING, MACHINE, PAIR_COLUMNS, Command, Table, run_options
+from nanolm.cli.tables import show_sentence
 from nanolm.errors import TooLittleTime, UsageError
 from nanolm.formats import counted
 from nanolm.machine import process
@@ -140,10 +141,10 @@ def command(out: str | None, report_to: list[str], as_json: bool, **options: Any
 def show(result: "PairResult") -> None:
     at = f"at step {result.best_step:,} of {result.steps:,}, after {result.seconds:.0f} s"
     loss = "is not finite" if result.val_loss is None else f"{result.val_loss:.3f}"
-    click.echo(f"{result.run}: validation loss {loss} {at}")
+    show_sentence(f"{result.run}: validation loss {loss} {at}")
     for name, scores in (("validation", result.val), ("test", result.test)):
         if scores:
             both = f"BLEU {scores.bleu:.1f}, chrF {scores.chrf:.1f}"
-            click.echo(f"{name}: {both}, {scores.exact:.1%} of the translations exact")
+            show_sentence(f"{name}: {both}, {scores.exact:.1%} of the translations exact")
     note(f"report: {result.run}/report.html")
     note(f'next: nanolm translate {shlex.quote(result.run)} "..."')

@@ -34,6 +34,7 @@ from nanolm.training.events import Event, Note
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings
 
+MEASURING_SHARE = 0.5  # of the time, at most, to measure steps; the rows share the rest
 MIN_ROW_SECONDS = 1.0  # however little time is left
 RESERVED_SECONDS = 9.0  # at most a tenth of the time, for the work after the last row
 NEXT_SEED_SHARE = 0.75  # of the time for one seed must remain to start another
@@ -165,10 +166,11 @@ class Comparison(Ledger[CompareState]):
         if not state.finished:
             self.save()
             try:
-                # First, since its time is not known in advance; the rows share the rest.
+                # First, since its time is not known in advance.
                 if isinstance(settings, TrainSettings) and not state.lengths:
                     families = ["rnn", "lstm", settings.family or "modern"]
-                    state.lengths = step_times(settings.device, families, reports(self.pass_on)[1])
+                    how = (reports(self.pass_on)[1], MEASURING_SHARE * self.left())
+                    state.lengths = step_times(settings.device, families, *how)
                     self.save()
                 self.train_rows()
                 state.finished = True

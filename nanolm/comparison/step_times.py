@@ -1,6 +1,6 @@
 """The time of a training step by sequence length: recurrent or parallel over positions.
 
->>> step_times("cpu", ["rnn", "modern"], lambda *progress: None)
+>>> step_times("cpu", ["rnn", "modern"], lambda *progress: None, seconds=60)
 
 Each step has one sequence, and all models have the same width. A recurrent layer waits for each
 token, so doubling the length doubles the time, however fast the machine is. A Transformer computes
@@ -20,19 +20,27 @@ SEQUENCE_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 MODEL_SHAPE = {"vocab_size": 512, "layers": 2, "heads": 4, "dim": 256}
 WARM_UP_STEPS = 3  # to compile kernels and, on a GPU, capture a graph
 MIN_SECONDS, MIN_STEPS = 0.6, 3  # timed for each length and model
+GROWTH = 3.0  # the time to measure one length, at most, relative to the length before
 
 
 def step_times(
-    device: str, families: Sequence[str], report: Report
+    device: str, families: Sequence[str], report: Report, seconds: float
 ) -> dict[str, list[tuple[int, float]]]:
-    """Seconds per step for each family, as (length, seconds) pairs."""
-    times: dict[str, list[tuple[int, float]]] = {}
-    cases = [(family, length) for family in families for length in SEQUENCE_LENGTHS]
-    for number, (family, length) in enumerate(cases):
-        report("measuring steps", number, len(cases))
-        config = configure(family, context=length, **MODEL_SHAPE)
-        with closing(SpeedTrial(config, rows=1, device=device)) as trial:
-            times.setdefault(family, []).append((length, median_step(trial)))
+    """Seconds per step for each family, as (length, seconds) pairs, up to the longest length that
+    can be measured for all families within about `seconds` seconds."""
+    times: dict[str, list[tuple[int, float]]] = {family: [] for family in families}
+    cases = len(times) * len(SEQUENCE_LENGTHS)
+    begin = time.monotonic()
+    for length in SEQUENCE_LENGTHS:
+        before = time.monotonic()
+        for family in times:
+            report("measuring steps", sum(map(len, times.values())), cases)
+            config = configure(family, context=length, **MODEL_SHAPE)
+            with closing(SpeedTrial(config, rows=1, device=device)) as trial:
+                times[family].append((length, median_step(trial)))
+        now = time.monotonic()
+        if now - begin + GROWTH * (now - before) > seconds:
+            break
     return times
 
 

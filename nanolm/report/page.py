@@ -82,7 +82,7 @@ def report_page(data: RunData) -> str:
         "Samples during training": samples(data),
         "Settings": text_table([], settings),
         "Machine and versions": text_table([], machine(data)),
-        "Reproduce this run": f"<pre>{escape(command)}</pre>",
+        "Reproduce this run": f"<pre tabindex=0>{escape(command)}</pre>",
     }
     measure = MEASURES[data.verb]
     sentence = best_sentence(measure, {data.run.path.name: [final_score(data)]})

@@ -12,7 +12,6 @@ from nanolm.report.curves import Point, Series
 
 BRAILLE = 0x2800
 BRAILLE_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row and column
-MARKED_POINTS = 40  # up to this many are drawn as single marks
 
 
 def plot(
@@ -22,8 +21,9 @@ def plot(
     plain: bool = False,
     logarithmic: bool = False,
 ) -> list[str]:
-    """Lines of text: the curves with axes and a legend; with `plain`, in ASCII only. With
-    `logarithmic`, both axes are logarithmic, and all values must be positive."""
+    """Lines of text: the first curve as a line and the others as marks, with axes and a legend;
+    with `plain`, in ASCII only. With `logarithmic`, both axes are logarithmic, and all values must
+    be positive."""
     curves = {each.name: each.finite for each in series if each.finite}
     if not curves:
         return ["no data yet"]
@@ -35,30 +35,28 @@ def plot(
     inner = max(10, width - margin - 2)
     dots: dict[tuple[int, int], int] = defaultdict(int)  # by row and column of characters
     marks: dict[tuple[int, int], str] = {}
-    line_mark, point_mark = ("*", "o") if plain else ("⠒", "●")
     legend: list[str] = []
+    # Lines, marks and ticks share a grid of dots, so that equal values are in the same row.
+    area = PlotArea(0, 0, 2 * inner - 1, 4 * height - 1, x_axis, y_axis)
     for name, points in curves.items():
-        single = len(points) <= MARKED_POINTS and bool(legend)  # the first is always a line
-        mark = point_mark if single else line_mark
+        single = bool(legend)
+        mark = ("o" if plain else "●") if single else ("*" if plain else "⠒")
         legend.append(f"{mark} {name}")
-        columns, rows = (inner, height) if single or plain else (2 * inner, 4 * height)
-        area = PlotArea(0, 0, columns - 1, rows - 1, x_axis, y_axis)
         places = [(area.x(x), area.y(y)) for x, y in points]
         for x, y in places if single else joined(places):
             column, row = round(x), round(y)
             if single or plain:
-                marks[row, column] = mark
+                marks[row // 4, column // 2] = mark
             else:
                 dots[row // 4, column // 2] |= BRAILLE_DOTS[row % 4][column % 2]
-    area = PlotArea(0, 0, inner - 1, height - 1, x_axis, y_axis)
-    ticks = {round(area.y(y)): label for y, label in y_axis.ticks}
+    ticks = {round(area.y(y)) // 4: label for y, label in y_axis.ticks}
     wall, corner, floor = "|+-" if plain else "│└─"
     chars = {place: chr(BRAILLE + dot) for place, dot in dots.items()} | marks
     cells = ("".join(chars.get((y, x), " ") for x in range(inner)) for y in range(height))
     lines = [f"{ticks.get(y, ''):>{margin}} {wall}{row}".rstrip() for y, row in enumerate(cells)]
     labels = [" "] * inner
     for x, label in x_axis.ticks:
-        start = min(max(0, round(area.x(x)) - len(label) // 2), inner - len(label))
+        start = min(max(0, round(area.x(x)) // 2 - len(label) // 2), inner - len(label))
         labels[start : start + len(label)] = label
     indent = " " * (margin + 1)
     below = [f"{indent}{corner}{floor * inner}", f"{indent} {''.join(labels)}".rstrip()]

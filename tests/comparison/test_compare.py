@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,6 +119,26 @@ def test_seeds_end_with_the_time(labeled: FinetuneSettings, tmp_path: Path) -> N
 def short_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_times, "SEQUENCE_LENGTHS", (8, 32))
     monkeypatch.setattr(step_times, "MIN_SECONDS", 0.01)
+    monkeypatch.setattr(step_times, "GROWTH", 0.0)  # both, even on a busy machine
+
+
+def test_measuring_leaves_time_for_the_models(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow machine, where measuring steps at all lengths would take longer than the budget."""
+
+    def slow(trial: Any) -> float:
+        time.sleep(0.1)
+        return 0.1
+
+    monkeypatch.setattr(step_times, "SpeedTrial", lambda *how, **more: SimpleNamespace(close=int))
+    monkeypatch.setattr(step_times, "median_step", slow)
+    request = CompareRequest(TrainSettings((str(corpus),), device="cpu"), 0.02, only=("ngram",))
+    begin = time.monotonic()
+    outcome = compare(request, tmp_path / "run")
+    assert time.monotonic() - begin < 60 * request.minutes
+    assert outcome.finished and set(outcome.lengths) == {"rnn", "lstm", "modern"}
+    assert all([length for length, _ in each] == [64] for each in outcome.lengths.values())
 
 
 @pytest.mark.usefixtures("short_lengths")

@@ -213,6 +213,14 @@ def test_a_curve_in_the_terminal(plain: bool, width: int) -> None:
     assert rows[14].split() == ["*" if plain else "⠒", "training", mark, "validation"]
 
 
+@pytest.mark.parametrize("height", [7, 12, 16])
+def test_equal_values_are_at_the_same_height(height: int) -> None:
+    curve = plot([Series("training", POINTS)], 60, height)
+    both = plot([Series("training", POINTS), Series("validation", POINTS[::3])], 60, height)
+    marks = [(n, mark.start()) for n, row in enumerate(both) for mark in re.finditer("●", row)]
+    assert len(marks) > height and all(curve[n][column] > "⠀" for n, column in marks[:-1])
+
+
 def test_nothing_to_draw() -> None:
     assert plot([Series("training", [])], 40, 10) == ["no data yet"]
 
