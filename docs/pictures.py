@@ -72,7 +72,7 @@ PAGES = (
     ("walk", "walk.html", WIDE, True, TOP),
     ("walk-phone", "walk.html", PHONE, False, "//*[@class='stage']"),
 )
-MOST_BYTES = 150_000  # of a picture of a page
+MOST_BYTES = 150_000  # per picture of a page
 SIZE = {"x": 0, "y": 0, "width": 1160, "height": 640, "scale": 1.5}
 ENVIRONMENT = os.environ | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
 
@@ -125,7 +125,7 @@ def draw_terminal(screen: Text) -> None:
 
 @contextmanager
 def serving(folder: Path, *runs: str) -> Iterator[str]:
-    """The address of a server of these runs."""
+    """Serve these runs; gives the URL of the server."""
     serve = [sys.executable, "-m", "nanolm", "serve", *runs, "--port=0"]
     with subprocess.Popen(serve, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE) as server:
         try:
@@ -156,7 +156,7 @@ def draw_playground(browser: Browser, url: str) -> None:
 
 
 def take_picture(browser: Browser, name: str, clip: dict[str, float], most: float = inf) -> None:
-    """With fewer colors where more bytes than `most` would be needed."""
+    """Save a picture, with fewer colors if it would need more than `most` bytes."""
     shot = base64.b64decode(browser.tell("Page.captureScreenshot", clip=clip)["data"])
     for colors in (256, 64, 16):
         picture = Image.open(io.BytesIO(shot)).convert("RGB").quantize(colors)
@@ -167,7 +167,7 @@ def take_picture(browser: Browser, name: str, clip: dict[str, float], most: floa
 
 def draw_page(browser: Browser, name: str, width: int, place: str) -> None:
     browser.value(f'document.evaluate("{place}", document).iterateNext().scrollIntoView()')
-    browser.value("scrollBy(0, -60)")  # what sticks to the top of a page is above it
+    browser.value("scrollBy(0, -60)")  # room for a header that sticks to the top
     top, height = browser.value("scrollY"), HEIGHTS[width]
     scale = 2 if width == PHONE else 1
     clip = {"x": 0, "y": top, "width": width, "height": height, "scale": scale}

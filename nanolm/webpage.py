@@ -32,7 +32,8 @@ def page(
     images: bool = False,
 ) -> str:
     """A complete page: heading, a row of facts, then `body`, which must be safe HTML and may have
-    SVG images with their own <style>. With `images=True`, the script may draw images."""
+    SVG images with their own <style>. With `images=True`, the script may load images from data
+    URLs."""
     style = BASE_STYLE + style
     styles = " ".join(dict.fromkeys(map(csp_hash, [style, *INNER_STYLE.findall(body)])))
     policy = f"default-src 'none'; style-src {styles}"

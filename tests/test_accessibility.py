@@ -22,7 +22,7 @@ pytestmark = [
 ]
 LOOKS = [(width, dark) for width in (1440, 390) for dark in (False, True)]
 READY = "document.readyState === 'complete' && (document.body.dataset.ready || 'yes') === 'yes'"
-# Beside these pages, every run has a report.
+# In addition to these pages, every run has a report.
 PAGES = """
 report words classic --out runs.html
 sample words --prompt "the cat" --tokens 20 --seed 1 --show top=3 --html sample.html

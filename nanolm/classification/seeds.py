@@ -2,8 +2,8 @@
 
 >>> finetune_seeds(FinetuneSettings(start_from="none"), 5, out=None, notify=print).summary()
 
-Classifiers that were fine-tuned from the same model are close to each other: the average of their
-weights is a classifier too, and often a better one than each of them (docs/experiments.md).
+Classifiers that were fine-tuned from the same model are close to each other, so the average of
+their weights is also a classifier, and often a better one than each of them (docs/experiments.md).
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class SeedResults:
     run: str
     results: list[dict[str, Any]]  # from `finetune`, one for each seed
     interrupted: bool
-    average: dict[str, Any] | None = None  # the same, of the average of their weights
+    average: dict[str, Any] | None = None  # the same, for the average of their weights
 
     def summary(self) -> dict[str, dict[str, dict[str, float]]]:
         """Mean and standard deviation of each measure, on validation and test."""
@@ -71,8 +71,8 @@ def free_folder(settings: FinetuneSettings) -> Path:
 def finetune_seeds(
     settings: FinetuneSettings, count: int, out: str | Path | None, notify: Notify
 ) -> SeedResults:
-    """Train with `count` seeds, starting at `settings.seed`, and average the weights if that makes
-    sense. Finished runs are reused."""
+    """Train with `count` seeds, starting at `settings.seed`, and average the weights if
+    `can_average`. Finished runs are reused."""
     settings.check()
     settings = with_absolute_paths(with_start(settings, notify))
     folder = Path(out) if out is not None else free_folder(settings)
@@ -106,12 +106,12 @@ def finished_result(run: Run, settings: FinetuneSettings, notify: Notify) -> dic
 
 
 def can_average(runs: Sequence[Run]) -> bool:
-    """Whether the average of their weights is a classifier: if all started from the same model. The
-    seed also decides which texts are held out, unless they are in a file of their own; then none of
-    the classifiers may have been trained on the validation texts of another."""
+    """Whether the average of their weights makes sense: all must have started from the same model,
+    and none may have been trained on the validation texts of another. Without a validation file,
+    the seed decides which texts are held out."""
     settings = runs[0].settings()
     held_out = settings.get("val") and not settings.get("test_fraction")
-    adapters = settings.get("train") == "lora"  # the average of their products is another one
+    adapters = settings.get("train") == "lora"  # averaging factors would not average products
     return bool(held_out and settings.get("start_from") != SCRATCH and not adapters)
 
 
@@ -123,7 +123,7 @@ def average_runs(
         with target.locked():
             target.clear()
 
-    def quiet(event: Event) -> None:  # the plan and the notes are those of the runs
+    def quiet(event: Event) -> None:  # the runs have already reported plan and notes
         if not isinstance(event, Note | Planned):
             notify(event)
 
@@ -136,7 +136,7 @@ def average_runs(
         for run in runs:
             result = run.facts()["result"]
             classifier = load_classifier(find_model(run.path, lambda text: None))
-            with torch.no_grad():  # without the calibration, which differs
+            with torch.no_grad():  # undo the calibration, which differs by run
                 classifier.score.weight *= result["temperature"]
             for name, value in classifier.state_dict().items():
                 weights[name] = weights.get(name, 0) + value / len(runs)

@@ -118,8 +118,8 @@ ABOUT_DATA = """
     "--seeds",
     type=click.IntRange(1, 100),
     metavar="N",
-    help="Train once per seed and report the mean. With --from and --val, also save the average of "
-    "the weights, which is often better.",
+    help="Train once per seed and report the mean. With --val and a pretrained model, also save "
+    "the average of the weights, which is often a better classifier.",
 )
 @click.pass_context
 def command(
@@ -225,6 +225,6 @@ def show_spread(spread: "SeedResults", as_json: bool) -> int:
     if average := spread.average:
         test = f", test {average['test']['accuracy']:.1%}" if "test" in average else ""
         scores = f"validation {average['val']['accuracy']:.1%}{test}"
-        click.echo(f"{average['run']}: {scores}, with the average of their weights")
+        click.echo(f"{average['run']} (average of the weights): {scores}")
         note(f'next: nanolm classify {shlex.quote(average["run"])} "..."')
     return 0

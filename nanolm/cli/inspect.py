@@ -85,7 +85,7 @@ def command(
         problems.append(f"--walk cannot be used with {[*modes, '--head' if head else '--png'][0]}")
     if png is not None and neighbours:
         problems.append(
-            "--png cannot be used with --neighbours; --out writes its picture as a page"
+            "--png cannot be used with --neighbours; use --out to write a page with a plot"
         )
     elif png is not None and Path(png).exists() and not Path(png).is_dir():
         problems.append(f"--png {png}: must be a folder")

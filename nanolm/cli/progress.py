@@ -24,7 +24,7 @@ PLAIN_SECONDS = 5.0  # between two lines in a file or pipe
 LIVE_SECONDS = 0.1  # between two updates of the bar
 SHORTEST_BAR, LONGEST_BAR = 8, 40  # columns
 SAMPLE_LINES = 2  # of a text that the model generated
-HIGHER_IS_BETTER = ("val_accuracy", "val_bleu")  # the score of a task; else it is the loss
+HIGHER_IS_BETTER = ("val_accuracy", "val_bleu")  # if measured, else the loss decides
 
 
 class TrainingView(AbstractContextManager["TrainingView"]):
@@ -110,7 +110,7 @@ class TrainingView(AbstractContextManager["TrainingView"]):
                 first, rest = "  ".join(measures[:1]), "".join(f"  {each}" for each in measures[1:])
                 self.line(Text.assemble(f"{step}: {first}", (rest, color)))
             short = self.measures(plan=False)
-            # The most important parts that leave room for a bar.
+            # Drop the least important parts until there is room for a bar.
             for parts in (measures + times, measures + times[1:], measures, short[:2], short[1:2]):
                 text = "  ".join([share, *filter(None, parts), remaining])
                 if cell_len(text) + SHORTEST_BAR < self.console.width:
@@ -149,7 +149,7 @@ class TrainingView(AbstractContextManager["TrainingView"]):
         return [*(shown[name].format(self.values[name]) for name in known), *map(printable, parts)]
 
     def sample(self, text: str) -> None:
-        """Dimmed, behind a bar; without the characters that the model has not completed."""
+        """Print a sample, dimmed and beside a vertical line, without incomplete characters."""
         width = self.console.width - 2
         lines = Text(text.replace("\ufffd", "")).wrap(self.console, width)
         for number, line in enumerate(lines[:SAMPLE_LINES], start=1):
@@ -160,7 +160,7 @@ class TrainingView(AbstractContextManager["TrainingView"]):
             self.console.print(Text.assemble("│ ", line, style="dim"))
 
     def line(self, text: str | Text) -> None:
-        """Wrapped at words on a terminal, and whole elsewhere."""
+        """Print text, wrapped between words on a terminal and unwrapped elsewhere."""
         self.console.print(text, soft_wrap=self.live is None)
 
 

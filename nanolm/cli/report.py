@@ -25,8 +25,8 @@ def command(run: tuple[str, ...], out: str | None, png: bool, terminal: bool) ->
     The report shows curves, planned and actual results, samples, settings and mistakes. It works
     offline and can be printed. The curves are also in RUN/loss.svg (by step) and, for a classifier,
     RUN/epochs.svg (by epoch). Training writes all of these when it finishes. Given several runs,
-    the report compares them; runs that differ only in their seed become a mean and its spread. The
-    folder of a sweep or comparison also has a report.
+    the report compares them, and shows runs that differ only in their seed as a mean with its
+    standard deviation. RUN can also be the folder of a sweep or comparison.
 
     \b
     nanolm report runs/novel --png

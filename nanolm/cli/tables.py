@@ -52,7 +52,7 @@ def show_table(
 
 
 def show_lists(rows: Sequence[Sequence[str]]) -> None:
-    """The first cell of each row, and below it the headings with the other cells."""
+    """Print the first cell of each row, and below it the other cells with their headings."""
     (_, *headings), *others = rows
     width = max(16, terminal_width() or sys.maxsize)
     indent = min(cell_width(headings), width // 2)
@@ -65,7 +65,7 @@ def show_lists(rows: Sequence[Sequence[str]]) -> None:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width`, which end after words where possible."""
+    """Lines of at most `width` columns, broken between words where possible."""
     from rich.cells import chop_cells
 
     lines = [""]
@@ -77,7 +77,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def show_sentence(text: str) -> None:
-    """Print it wrapped at words on a terminal, and on one line in a pipe."""
+    """Print text, wrapped between words on a terminal and on one line elsewhere."""
     width = terminal_width() or sys.maxsize
     click.echo(textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False))
 

@@ -34,7 +34,7 @@ from nanolm.training.events import Event, Note
 from nanolm.training.interrupt import StopRequest
 from nanolm.training.settings import TrainSettings
 
-MEASURING_SHARE = 0.5  # of the time, at most, to measure steps; the rows share the rest
+MEASURING_SHARE = 0.5  # of the time, at most, to measure steps; training gets the rest
 MIN_ROW_SECONDS = 1.0  # however little time is left
 RESERVED_SECONDS = 9.0  # at most a tenth of the time, for the work after the last row
 NEXT_SEED_SHARE = 0.75  # of the time for one seed must remain to start another

@@ -14,7 +14,7 @@ from nanolm.pretraining.ledger import read_state
 from nanolm.report.figure import figures, figures_page
 from nanolm.report.page import EPOCH_COLUMNS, best_sentence, mean_text, text_table
 
-MODELS = {  # and their measure, by the setting that names the data
+MODELS = {  # and their measure, by the name of the setting for the data
     "corpus": (LANGUAGE_MODELS, "bits_per_byte"),
     "pairs": (PAIR_MODELS, "exact"),
     "data": (CLASSIFIERS, "accuracy"),

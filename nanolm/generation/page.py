@@ -52,7 +52,9 @@ def samples_page(
             )
             ranked = table(["", "sampled", *map(str, range(1, most + 1))], lines)
             parts.append(
-                folded(prediction_legend() + ranked, len(rows), "word" if words else "token")
+                folded(
+                    prediction_legend("sampled") + ranked, len(rows), "word" if words else "token"
+                )
             )
         parts.append("</section>")
     title = f"{len(samples):,} samples" if len(samples) > 1 else "A sample"

@@ -1,4 +1,4 @@
-const MOST_NAMES = 40, MOST_TICKS = 16;  // on an axis; of more, every second, third ... is shown
+const MOST_NAMES = 40, MOST_TICKS = 16;  // per axis; of more, only every second, third ... is shown
 const STEPS = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]};
 const percent = share => share > 0 && share < 0.005 ? "<1%" : `${Math.round(100 * share)}%`;
 const make = (kind, className, ...inside) => {
@@ -7,8 +7,9 @@ const make = (kind, className, ...inside) => {
   return element;
 };
 
-// Names on both axes of a picture, and a cross-hair for the pointer, a finger or the arrow keys:
-// `select` gets the row and the column. Returns a function that marks a cell and shows a text beside it.
+// Names on both axes of a picture, and a cross-hair that follows the pointer, a finger or the arrow
+// keys. `select` is called with the row and the column. Returns a function that marks a cell and shows
+// a text beside it.
 const axes = (canvas, rows, columns, corner, most, select) => {
   const box = make("div", `matrix ${canvas.className}`, make("small", "corner", corner)), badge = make("b", "badge");
   const set = (name, value) => box.style.setProperty(`--${name}`, value);
@@ -50,7 +51,7 @@ const axes = (canvas, rows, columns, corner, most, select) => {
   };
 };
 
-// Of several buttons, one is a tab stop, and the arrow keys go to the others.
+// Only one of several buttons is a tab stop; the arrow keys move to the others.
 const roving = buttons => buttons.forEach((button, n) => button.onkeydown = ({key}) => {
   const next = buttons[n + (STEPS[key]?.[1] || NaN)];
   next?.focus();

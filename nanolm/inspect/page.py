@@ -51,7 +51,7 @@ def inspection_page(
     if inspection.layers:
         body += filled(
             "predictions",
-            scale=prediction_legend(actual=False),
+            scale=prediction_legend(actual=""),
             layers=layer_table(tokenizer, inspection.layers, tokens),
             predictions=prediction_table(tokenizer, inspection.layers[-1], inspection.ids),
         )

@@ -71,8 +71,8 @@ def directions(vectors: Floats) -> Floats:
 
 
 def pca(vectors: Floats) -> tuple[Floats, Floats]:
-    """The directions of each layer in two dimensions: (layers, count, dim) to (layers, count, 2),
-    and the share of the variance along each principal component: (layers, 2)."""
+    """The directions of each layer's vectors in two dimensions: (layers, count, dim) to (layers,
+    count, 2), and the share of the variance along each principal component: (layers, 2)."""
     unit = directions(vectors)
     left, sizes, _ = np.linalg.svd(unit - unit.mean(axis=1, keepdims=True), full_matrices=False)
     points = left[..., :2] * sizes[:, None, :2]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 MAX_VALUE = 1e100  # no metric is larger, and its square is still a finite float
 FROM_ZERO = 0.5  # a y axis begins at zero if at most this share of it is empty
-BREAK = 18  # pixels between a broken axis and the line below it
+BREAK = 18  # pixels at the bottom of a broken axis, below its lowest value
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Axis:
     high: float
     ticks: Sequence[tuple[float, str]] = ()
     logarithmic: bool = False
-    broken: bool = False  # does not reach zero, and says so
+    broken: bool = False  # drawn with a break, since it does not include zero
 
     def fraction(self, value: float) -> float:
         if self.logarithmic:
@@ -45,7 +45,7 @@ class PlotArea:
 
 
 def value_axis(values: Sequence[float], ticks: int) -> Axis:
-    """A y axis that begins at zero, or is broken if most of it would be empty."""
+    """A y axis that begins at zero; if most of it would be empty, one with a break instead."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     axis = linear_axis([0.0, *values] if 0 < low <= FROM_ZERO * high else values, ticks)
     return replace(axis, broken=axis.low > 0 or axis.high < 0)

@@ -25,7 +25,7 @@ class Bar:
 def draw_bars(
     bars: Sequence[Bar], title: str, label: Callable[[float], str], unit: str, chance: float | None
 ) -> Drawing:
-    """The bars below each other, each followed by the `label` of its value; a line at `chance`."""
+    """Bars below each other, each followed by the `label` of its value, and a line at `chance`."""
     left = min(MAX_NAME_WIDTH, max((svg.text_width(bar.name, 12) for bar in bars), default=0)) + 28
     right = max((svg.text_width(label(bar.value), 12) for bar in bars), default=0) + 24
     x_axis = linear_axis([0.0, *(bar.value + bar.spread for bar in bars)], 5, extend=False)
@@ -48,6 +48,6 @@ def draw_bars(
         marks.setdefault(bar.name, []).append((end, middle, bar.value, bar.spread))
     if chance is not None:
         parts.append(svg.line("mark", area.x(chance), TOP, area.x(chance), TOP + height))
-        parts.append(svg.text(area.x(chance), TOP - 5, "chance", "tick", "middle"))
+        parts.append(svg.text(area.x(chance), TOP - 5, "majority class", "tick", "middle"))
     image = svg.document(WIDTH, TOP + height + 50, title, 20, parts)
     return Drawing(image, ["model", unit, "standard deviation"], marks)

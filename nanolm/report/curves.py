@@ -46,7 +46,7 @@ class Series:
     name: str
     points: Sequence[tuple[float | None, float | None]]
     spread: Mapping[Any, float] = field(default_factory=dict)  # by x: on both sides of the curve
-    counts: Mapping[Any, int] = field(default_factory=dict)  # by x: what a point stands for
+    counts: Mapping[Any, int] = field(default_factory=dict)  # by x: texts that a point stands for
 
     @cached_property
     def finite(self) -> list[Point]:
@@ -141,7 +141,7 @@ def draw_curves(chart: Chart, some: Sequence[Panel] | None = None) -> Drawing:
             shown = thinned(series.finite, max_points)
             parts += curve(area, series.finite, shown, max_points, styles[series.name])
             for x, y in shown:
-                if x in series.counts:  # those of the second curve below it
+                if x in series.counts:  # below the first curve, above the others
                     words, below = f"{series.counts[x]:,}", -9 if place else 17
                     parts.append(svg.text(area.x(x), area.y(y) + below, words, "tick", "middle"))
                 more = [of[x] for of in (series.spread, series.counts) if x in of]

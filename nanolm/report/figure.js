@@ -1,4 +1,4 @@
-// Each figure has an SVG image and its numbers: of each series, [x and y in pixels, ...values].
+// Each figure has an SVG image and its numbers: for each series, [x and y in pixels, ...values] of each point.
 const shown = value => value.toLocaleString("en", Number.isInteger(value) ? {} : {maximumSignificantDigits: 4});
 const quoted = value => /[",\n\r]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value;
 const save = (blob, download) => {
@@ -18,7 +18,7 @@ for (const figure of document.querySelectorAll("figure")) {
   const cursor = svg.appendChild(document.createElementNS(svg.namespaceURI, "g"));
   cursor.classList.add("cursor");
 
-  // The values under the pointer, or those that the arrow keys have reached
+  // The values at the pointer, or those selected with the arrow keys
   let here = null;
   const show = point => {
     here = point;
@@ -50,9 +50,9 @@ for (const figure of document.querySelectorAll("figure")) {
     const next = step > 0 ? order.slice(from + 1) : order.slice(0, Math.max(0, from)).reverse();
     show(next.find(each => !here || (each.x !== here.x) === along) ?? here);
   };
-  plot.ariaLabel = `${title}; arrow keys read the values`;
+  plot.ariaLabel = `${title}; use the arrow keys to read the values`;
 
-  // Downloads in light colors
+  // Downloads, always in light colors
   const image = () => {
     const copy = svg.cloneNode(true), style = copy.querySelector("style");
     copy.querySelector(".cursor").remove();

@@ -1,4 +1,4 @@
-"""Drawings as figures of a page: read-outs, and SVG, PNG and CSV to download.
+"""Drawings as figures of a page, with values to read and downloads as SVG, PNG and CSV.
 
 >>> figures_page("A run", {}, "", {"Curves": figures([chart])})
 """
@@ -49,7 +49,7 @@ def figure(drawing: Drawing) -> str:
 
 
 def short(value: Any) -> Any:
-    """As short as a CSV file needs it; steps stay exact."""
+    """A number with as many digits as a CSV file needs; whole numbers stay exact."""
     if not isinstance(value, float):
         return value
     return int(value) if value.is_integer() else float(f"{value:.{DIGITS}g}")

@@ -44,8 +44,8 @@ MEASURES = {"train": "bits_per_byte", "finetune": "accuracy", "train-pairs": "bl
 CLASS_SCORES = {"precision": "precision", "recall": "recall", "f1": "F1"}
 LOSSES = {verb: f"loss (nats per {'text' if verb == 'finetune' else 'token'})" for verb in MEASURES}
 DURING_TRAINING = (
-    "<p>Curves and the table by epoch show evaluations during training, which use part of a large "
-    "validation set. The result above is that of the saved model on the whole set.</p>"
+    "<p>The curves and the table by epoch show evaluations during training, which use only part of "
+    "a large validation set. The result at the top is that of the saved model on the whole set.</p>"
 )
 NOT_COMPARABLE = "The runs have different validation sets, so their scores cannot be compared."
 as_html = partial(marked, keep=" \n\t")  # makes only unusual white space visible
@@ -209,7 +209,7 @@ def curves(data: RunData) -> str:
 
 
 def final_score(data: RunData) -> float | None:
-    """On the validation set; None if it has not finished."""
+    """The result on the validation set; None if the run has none yet."""
     measure, result = MEASURES[data.verb], data.result
     score: float | None = result.get(f"val_{measure}", result.get("val", {}).get(measure))
     return score
@@ -278,7 +278,7 @@ def calibration(data: RunData) -> str:
     perfect = Series("perfect", [(end, end) for end in (min(ends), max(ends))])
     panel = Panel("accuracy (fraction)", [*series, perfect])
     name = "confidence (probability of the predicted label)"
-    text = "<p>Numbers beside the dots count the validation texts of each bin.</p>"
+    text = "<p>The number beside each dot is the number of validation texts in that bin.</p>"
     return figures([Chart(f"{data.run.path.name}: reliability diagram", [panel], name)]) + text
 
 
@@ -326,7 +326,7 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def comparison_page(runs: Sequence[Run]) -> str:
     data = [read_run(run) for run in runs]
     names = distinct([str(run.path) for run in runs])
-    measures: dict[str, dict[str, list[RunData]]] = {}  # of runs of different kinds
+    measures: dict[str, dict[str, list[RunData]]] = {}  # each kind of run has its own
     for name, group in over_seeds(data, names).items():
         measures.setdefault(MEASURES[group[0].verb], {})[name] = group
     charts, sentences = [], []

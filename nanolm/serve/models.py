@@ -49,7 +49,7 @@ class ServedModel:
     name: str
     created: int  # seconds since 1970
     loaded: LanguageModel | TextClassifier | Translator
-    prompts: Sequence[str] = ()  # to begin with, from its own samples
+    prompts: Sequence[str] = ()  # suggestions, from its own samples
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -110,8 +110,9 @@ class ServedLanguageModel(ServedModel):
 
     @torch.inference_mode()
     def probabilities(self, row: BatchRow, generated: int) -> dict[str, Any]:
-        """With which probability the most likely tokens after a prompt are sampled, that is, after
-        all penalties, bans and filters. The last `generated` tokens of the prompt were sampled."""
+        """The probabilities with which the most likely next tokens would be sampled, after all
+        penalties, bans and filters. The last `generated` tokens of the prompt count as
+        generated."""
         model, length = self.loaded.model, len(row.prompt)
         prompt = torch.tensor([row.prompt], device=model.device)  # (1, time)
         logits = NaiveDecoder(model, 1, length).logits(prompt, torch.tensor([length]))

@@ -93,7 +93,7 @@ TRANSLATIONS = response(
     "TranslationList", object=Literal["list"], model=str, translations=array(TRANSLATION)
 )
 TOKENS = response("Tokenization", model=str, ids=list[int], tokens=list[str], unseen=int)
-# Of the most likely tokens: `sampled` is the probability after penalties, bans and filters.
+# `sampled` are the probabilities after penalties, bans, temperature and filters.
 PROBABILITIES = response("Probabilities", ids=list[int], sampled=list[float], candidates=int)
 INSPECTION = response("Inspection", page=str)
 HEALTH = response("Health", status=Literal["ok"], models=int, writing=int, waiting=int)
@@ -125,7 +125,11 @@ def document(requests: RequestModels) -> dict[str, Any]:
             TRANSLATIONS,
         ),
         "/v1/tokenize": ("Split a text into a model's tokens.", requests.tokenization, TOKENS),
-        "/v1/probabilities": ("Next-token probabilities.", requests.probabilities, PROBABILITIES),
+        "/v1/probabilities": (
+            "Compute the probabilities with which the most likely next tokens would be sampled.",
+            requests.probabilities,
+            PROBABILITIES,
+        ),
         "/v1/inspect": (
             "Create a page with a model's attention and predictions for a text. Returns its path.",
             requests.inspection,

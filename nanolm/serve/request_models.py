@@ -187,7 +187,7 @@ class RequestModels:
             "max_tokens": sampling_field("tokens", limits.tokens, least=0),
         }
         self.completion = record("CompletionRequest", **completion)
-        generated = "How many tokens at the end of the prompt were generated, for the penalties."
+        generated = "Number of tokens at the end of the prompt that penalties count as generated."
         completion["generated"] = optional(whole(0, longest), 0, generated)
         self.probabilities = record("ProbabilitiesRequest", **completion)
         part = record("TextPart", type=(Literal["text"], ...), text=(words, ...))

@@ -47,7 +47,7 @@ def sweep_page(folder: Path) -> str:
         "Bits per byte, best first": text_table(header, rows),
         "Failed": text_table([], failed) if failed else "",
         "Skipped for lack of time": escape(in_words(state.waiting)),
-        "Settings of all trials": text_table([], [(k, setting_text(v)) for k, v in base.items()]),
+        "Shared settings": text_table([], [(k, setting_text(v)) for k, v in base.items()]),
     }
     scored = {name: each for name, each in groups.items() if each.score() < math.inf}
     scores = {name: [trial.score() for trial in each.trials] for name, each in scored.items()}

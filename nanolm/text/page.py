@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # reports need no tokenizer and should not import one
 COLORS = "abcde"
 STEPS = (0.5, 1, 2, 4, 6, 8, 12)  # upper bounds of the colors in bits; the last is unbounded
 LIKELY = (0.9, 0.5, 0.2, 0.05, 0.01)  # lower bounds of the shades of predictions, in surprise.css
-FOLDED_ROWS = 24  # longer tables are closed at first
+FOLDED_ROWS = 24  # longer tables are collapsed at first
 TOKENS_STYLE, SURPRISE_STYLE = (beside(__file__, f"{name}.css") for name in ("tokens", "surprise"))
 
 # Invisible characters, and those that change the direction of the text (U+202A and later).
@@ -72,22 +72,24 @@ def shade(bits: float) -> int:
 
 
 def prediction(text: str, probability: float, came: bool = False, more: str = "") -> str:
-    """A table cell in one hue, stronger for likely tokens. Only a token that came can be red."""
+    """A table cell in one hue, stronger for likely tokens. The token that actually `came` is red if
+    it was unlikely."""
     shown = "&lt;0.001" if probability < 0.001 else f"{probability:.3f}"
     level = sum(probability >= limit for limit in LIKELY)
     kind = ("unlikely" if came and not level else f"p{level}") + (" came" if came else "")
     return f'<td class="{kind}">{text} <small>{shown}{more}</small></td>'
 
 
-def prediction_legend(actual: bool = True) -> str:
+def prediction_legend(actual: str = "actual") -> str:
+    """`actual` names the token that is red if it was unlikely; empty if there is no such token."""
     bounds = [*(f"≥ {limit:g}" for limit in LIKELY), "lower"]
     spans = (f'<span class="p{5 - place}">{text}</span>' for place, text in enumerate(bounds))
-    red = f'<span class="unlikely">actual token below {LIKELY[-1]:g}</span>'
-    return f'<p class="legend">probability: {"".join(spans)} {red * actual}</p>'
+    red = f'<span class="unlikely">{actual} token below {LIKELY[-1]:g}</span>' if actual else ""
+    return f'<p class="legend">probability: {"".join(spans)} {red}</p>'
 
 
 def folded(table: str, rows: int, of: str) -> str:
-    """A table with a row for each of something, closed if it is long."""
+    """A table that can be collapsed, and is if it is long. `of` is what each row stands for."""
     opened = " open" * (rows <= FOLDED_ROWS)
     return f"<details{opened}><summary>{counted(rows, of)}</summary>{table}</details>"
 

@@ -415,7 +415,7 @@ def test_the_weights_of_several_seeds_are_averaged(
     again = finetune_seeds(settings, 2, tmp_path / "seeds", lambda e: notes.append(str(e)))
     assert again.average == spread.average
     assert len([note for note in notes if "is already finished" in note]) == 3
-    # Where the seed decides what is held out, one classifier has learned what another has not seen.
+    # If the seed decides what is held out, each was trained on texts that another holds out.
     apart = replace(settings, val=None)
     assert finetune_seeds(apart, 2, tmp_path / "apart", quiet).average is None
 

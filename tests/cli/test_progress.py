@@ -1,4 +1,4 @@
-"""The live line, evaluations and samples during training, on a terminal."""
+"""The progress line, evaluations and samples during training, on a terminal."""
 
 import io
 import re

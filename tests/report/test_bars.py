@@ -21,7 +21,7 @@ def test_bars_are_as_long_as_their_values() -> None:
     assert drawn[1] == pytest.approx(2 * drawn[0], abs=0.2) and drawn[0] > 90
     assert drawn[2] == 0
     words = [text.text or "" for text in tree.iter(f"{SVG}text")]
-    assert {"25.0 %", "share (%)", "chance"} <= set(words)
+    assert {"25.0 %", "share (%)", "majority class"} <= set(words)
     assert any(word.startswith("<two> & x") and word.endswith("…") for word in words)
     assert len([line for line in tree.iter(f"{SVG}line") if line.get("class") == "spread"]) == 1
 

@@ -127,7 +127,7 @@ def test_the_legend_names_each_shade() -> None:
         assert f'<span class="p{step}">{bound}</span>' in legend
         assert not step or f".p{step} {{ background" in page
     assert "below 0.01" in legend and ".unlikely {" in page
-    assert "unlikely" not in prediction_legend(actual=False)
+    assert "unlikely" not in prediction_legend(actual="")
 
 
 def test_a_text_that_ends_amid_a_character() -> None:

@@ -40,7 +40,7 @@ const later = (wait, call) => {
   };
 };
 
-// ---- The address: inputs that differ from their defaults, as #prompt=…&temperature=…
+// ---- The URL: inputs that differ from their defaults, as #prompt=…&temperature=…
 // Browsers never send what follows the #. An API key there moves to the session at once.
 
 const fields = {};  // inputs by name
@@ -196,7 +196,7 @@ const refresh = () => ({"language model": countTokens, classifier: classify, tra
 
 const choose = name => {
   model = models.find(each => each.id === name) || models[0];
-  problem(model.id === name ? null : new Error(`no model ${name} is served here; this is ${model.id}`));
+  problem(model.id === name ? null : new Error(`no model ${name} is served here; using ${model.id}`));
   find("model").value = model.id;
   const {kind, ...counts} = model;
   find("facts").textContent = [kind, ...["parameters", "context", "vocabulary"].map(name =>
@@ -219,7 +219,7 @@ addEventListener("DOMContentLoaded", safely(async () => {
   for (const name of ["model", "rival", "prompt", "input", "source", "seed", "stop", "ban"])
     fields[name] = find(`param-${name}`) || find(name);
   find("model").append(...models.map(each => new Option(each.id)));
-  find("rival").append(new Option("no other model", ""), ...writers().map(each => new Option(each.id)));
+  find("rival").append(new Option("none", ""), ...writers().map(each => new Option(each.id)));
   [fields.model.defaultValue, fields.rival.defaultValue] = [models[0].id, ""];
   if (innerWidth < 832) find("options").open = false;
   for (const [name, value] of opened) if (fields[name]) fill(fields[name], value);

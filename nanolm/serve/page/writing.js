@@ -1,6 +1,6 @@
 "use strict";
-// The view of language models: texts and their tokens, alternatives to each, and what was generated
-// during this visit.
+// The view of language models: texts and their tokens, alternatives to each, and the history of this
+// tab.
 
 const STEPS = [0.5, 1, 2, 4, 6, 8, 12];  // upper limit of each color in bits, as in the other pages
 const shade = logprob => STEPS.filter(limit => !(-logprob / Math.LN2 <= limit)).length;
@@ -20,7 +20,8 @@ const settings = () => {
   if (stop.value) given.stop = stop.value.replaceAll("\\n", "\n");
   if (ban.value) given.ban = [ban.value];
   const number = seed.value.trim();
-  if (!/^\d*$/.test(number)) throw new Error(`seed ${number}: use a whole number, or nothing for a random one`);
+  if (!/^\d*$/.test(number))
+    throw new Error(`seed ${number}: use a whole number, or leave it empty for a random seed`);
   // A random seed is chosen here so that the page can show it.
   given.seed = number === "" ? Math.floor(Math.random() * 1e6) : Number(number);
   return given;
@@ -70,7 +71,7 @@ class Text {
     this.label(place, span);
   }
 
-  // The label says the probability, and where texts branch off.
+  // The label has the probability, and says where texts branch off.
   label(place, span = this.body.querySelectorAll(".token")[place]) {
     const {name, logprob} = this.tokens[place];
     const fork = this.forks.includes(place) ? ", a branch leaves here"
@@ -169,10 +170,10 @@ const branch = async (from, place, other) => {
   await write([text]);
 };
 
-// ---- The history of this visit: the texts of each request, kept by the browser for this tab
+// ---- The history of this tab: the texts of each request, in the browser's session storage
 
 const visits = [];  // oldest first; texts are plain data until they are shown
-let oldest = 0;  // of those that fit
+let oldest = 0;  // of those that fit in the session storage
 const keep = () => {
   try {
     sessionStorage.setItem("visits", JSON.stringify(visits.slice(oldest)));
@@ -213,7 +214,7 @@ addEventListener("pagehide", keep);
 const others = {
   box: find("others"), timer: 0, from: null, rows: [], pinned: false,
 
-  // A click, a tap or the focus pins the list until another one. Otherwise it follows the mouse, which
+  // A click, a tap or the focus pins the list until the next one. Otherwise it follows the mouse, which
   // may be parked somewhere while one taps.
   open(text, place, span, pin) {
     if (this.pinned && !pin) return;
@@ -235,7 +236,7 @@ const others = {
     Object.assign(this, {from: span, text, place, rows, about: make("p", "now", "…")});
     this.box.replaceChildren(
       make("p", "", make("b", "", seen(name)), ` token ${id}, ${percent(Math.exp(logprob))}`),
-      make("p", "key", make("span", "", "model"), make("span", "", "as sampled")), ...rows, this.about);
+      make("p", "key", make("span", "", "model"), make("span", "", "sampled")), ...rows, this.about);
     this.box.hidden = false;
     const {left, top, bottom} = [...span.getClientRects()].at(-1), {offsetWidth, offsetHeight} = this.box;
     const most = document.documentElement.clientWidth - offsetWidth - 8, below = bottom + offsetHeight < innerHeight;
@@ -260,7 +261,7 @@ const others = {
           row.style.setProperty("--now", `${100 * share}%`);
           row.lastChild.textContent = percent(share);
         }
-        about.textContent = `Sampled from ${counted(candidates)} with the parameters as they are now.`;
+        about.textContent = `Sampled from ${counted(candidates)} with the current settings.`;
       } catch (error) {
         about.textContent = error.message;
       }
@@ -298,7 +299,7 @@ for (const kind of ["click", "focusin"])
 const offer = () => {
   find("compare").hidden = model.kind !== "language model" || writers().length < 2;
   find("prompts").hidden = !model.prompts.length;
-  find("prompts").replaceChildren("From this model's own samples:", ...model.prompts.map(prompt =>
+  find("prompts").replaceChildren("Try a prompt from this model's own samples:", ...model.prompts.map(prompt =>
     button(prompt, () => {
       fill(find("prompt"), prompt);
       start();
@@ -312,8 +313,8 @@ const countTokens = safely(async () => {
   const [{ids, tokens, unseen}] = found;
   find("count").textContent = counted(ids.length);
   find("beyond").textContent = found.filter(each => each.unseen).map(({model, ids, unseen}) =>
-    `Beyond the context length: ${model} sees only the last ${ids.length - unseen} of ${counted(ids.length)}.`)
-    .join(" ");
+    `The prompt exceeds the context length: ${model} sees only the last ${ids.length - unseen} `
+    + `of ${counted(ids.length)}.`).join(" ");
   find("tokens").replaceChildren(...ids.slice(0, 2000).map((id, place) =>
     make("span", place < unseen ? "unseen" : "", seen(tokens[place]), make("small", "", id))));
 });
