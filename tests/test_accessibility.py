@@ -39,6 +39,8 @@ inspect pairs "my shoe 3" --out alignment.html
 inspect pairs "my shoe 3" --walk --out walk-pairs.html
 sweep embedded:tiny --over lr=0.001:0.01 --minutes 0.1 --preset nano --threads 1 --out sweep
 compare labeled.tsv --only majority,bag --budget 0.05 --seeds 2 --threads 1 --out compare
+report sweep
+report compare
 """
 WRONG = """axe.run().then(result => result.violations.map(rule => rule.id + ": "
     + rule.nodes.map(node => node.target.join(" ") + " " + node.html.slice(0, 120)).join("; ")))"""

@@ -18,6 +18,7 @@ from nanolm.classification import recipe
 from nanolm.classification.data import split_data
 from nanolm.classification.finetune import FinetuneResult, finetune, finish, prepare, with_start
 from nanolm.classification.settings import SCRATCH, FinetuneSettings
+from nanolm.errors import DataError
 from nanolm.model.huggingface import load_classifier
 from nanolm.planning.tuning import threads_for
 from nanolm.pretraining.begin import (
@@ -87,6 +88,9 @@ def finetune_seeds(
         results.append(result)
     if count == 1 or not can_average(runs):
         return SeedResults(str(folder), results, interrupted=False)
+    if not start_alike(runs):
+        notify(Note("no average: the seeds differ in their texts, vocabulary or pretrained model"))
+        return SeedResults(str(folder), results, interrupted=False)
     run = Run(folder / f"average-{seeds[0]}-{seeds[-1]}")
     average = finished_result(run, settings, notify)
     average = average or average_runs(settings, runs, run, notify).to_json()
@@ -115,6 +119,14 @@ def can_average(runs: Sequence[Run]) -> bool:
     return bool(held_out and settings.get("start_from") != SCRATCH and not adapters)
 
 
+def start_alike(runs: Sequence[Run]) -> bool:
+    """Whether they have the same texts, pretrained model and vocabulary. The model may have been
+    trained again between two runs, and whether words are added to its vocabulary depends on an
+    n-gram model, that is, on the seed."""
+    first, *others = (run.facts()["fingerprints"] for run in runs)
+    return all(other == first for other in others)
+
+
 def average_runs(
     settings: FinetuneSettings, runs: Sequence[Run], target: Run, notify: Notify
 ) -> FinetuneResult:
@@ -132,6 +144,9 @@ def average_runs(
     split = split_data(recipe.choose_fraction(start.settings), reports(quiet)[1])
     with start.locked():
         task, state = prepare(start, base, split), State()
+        if not start_alike([start.run, *runs]):
+            changed = "the texts, or the model to start from, have changed"
+            raise DataError(f"{changed} since {runs[0].path} was trained, so there is no average")
         weights: dict[str, torch.Tensor] = {}
         for run in runs:
             result = run.facts()["result"]

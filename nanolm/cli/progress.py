@@ -52,7 +52,7 @@ class TrainingView(AbstractContextManager["TrainingView"]):
                 if self.live:
                     self.sample(one_line(event.prompt + event.text))
             case Planned() if self.live:
-                self.line("\n".join(plan_lines(event.choices, self.console.width)))
+                self.line(printable("\n".join(plan_lines(event.choices, self.console.width))))
             case _:
                 self.line(printable(str(event)))
                 if self.live and isinstance(event, Started):

@@ -69,7 +69,7 @@ def wrapped(text: str, width: int) -> list[str]:
     from rich.cells import chop_cells
 
     lines = [""]
-    for word in (part for whole in BREAK.split(text) for part in chop_cells(whole, width)):
+    for word in (part for whole in BREAK.split(text) for part in chop_cells(whole, max(1, width))):
         if lines[-1] and cell_width([(lines[-1] + word).rstrip()]) > width:
             lines.append("")
         lines[-1] += word

@@ -62,7 +62,8 @@ for (const figure of document.querySelectorAll("figure")) {
   const downloads = {
     svg: () => new Blob([image()], {type: "image/svg+xml"}),
     png: async () => {
-      const picture = new Image(), canvas = new OffscreenCanvas(3 * width, 3 * height);
+      const scale = Math.min(3, 16000 / Math.max(width, height));  // larger canvases cannot be saved
+      const picture = new Image(), canvas = new OffscreenCanvas(scale * width, scale * height);
       picture.src = `data:image/svg+xml,${encodeURIComponent(image())}`;
       await picture.decode();
       canvas.getContext("2d").drawImage(picture, 0, 0, canvas.width, canvas.height);

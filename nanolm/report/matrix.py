@@ -9,6 +9,7 @@ from nanolm.report import svg
 from nanolm.report.svg import Drawing, Mark
 
 CELL, MAX_NAME_WIDTH, TOP, NARROWEST = 66, 150, 82, 440  # pixels
+MOST_WHOLE = 20  # labels; with more, cells without texts are left out, which are most of them
 DARKEST = 0.5  # opacity; text on it is still easy to read
 KEY = "rows: true label, columns: predicted label, shade: share of the row"
 
@@ -22,6 +23,8 @@ def draw_matrix(labels: Sequence[str], counts: Sequence[Sequence[int]], title: s
         parts.append(svg.text(left - 10, y + 4, svg.shorten(label, 12, MAX_NAME_WIDTH), "", "end"))
         parts.append(svg.text(x, TOP - 8, svg.shorten(label, 11, CELL - 4), "tick", "middle"))
         for column, count in enumerate(own):
+            if not count and row != column and len(labels) > MOST_WHOLE:
+                continue
             share, x = count / max(1, sum(own)), left + CELL * (column + 0.5)
             mark = (x, y, labels[column], count, f"{share:.1%}")
             marks.setdefault(label, []).append(mark)

@@ -48,6 +48,7 @@ DURING_TRAINING = (
     "a large validation set. The result at the top is that of the saved model on the whole set.</p>"
 )
 NOT_COMPARABLE = "The runs have different validation sets, so their scores cannot be compared."
+NOT_COMPARED = ("seed", "threads", "workers", "attention")  # the last three depend on the machine
 as_html = partial(marked, keep=" \n\t")  # makes only unusual white space visible
 
 
@@ -72,6 +73,7 @@ def write_report(run: Run, png: bool = False, result: dict[str, Any] | None = No
 def report_page(data: RunData) -> str:
     command = f"nanolm {data.verb} --config {shlex.quote(str(data.run.config_file))}"
     settings = [(name, setting_text(value)) for name, value in data.settings.items()]
+    averaged = [(path,) for path in data.facts.get("averaged", [])]
     sections = {
         "Curves": curves(data),
         "By epoch": epoch_table(data),
@@ -82,7 +84,8 @@ def report_page(data: RunData) -> str:
         "Samples during training": samples(data),
         "Settings": text_table([], settings),
         "Machine and versions": text_table([], machine(data)),
-        "Reproduce this run": f"<pre tabindex=0>{escape(command)}</pre>",
+        "Average of the weights of": text_table([], averaged) if averaged else "",
+        "Reproduce this run": "" if averaged else f"<pre tabindex=0>{escape(command)}</pre>",
     }
     measure = MEASURES[data.verb]
     sentence = best_sentence(measure, {data.run.path.name: [final_score(data)]})
@@ -363,8 +366,9 @@ def over_seeds(data: Sequence[RunData], names: Sequence[str]) -> dict[str, list[
     """Runs by name; those that differ only in their seed are together."""
     groups: dict[str, dict[str, RunData]] = {}
     for name, each in zip(names, data, strict=True):
-        settings = {key: value for key, value in each.settings.items() if key != "seed"}
-        groups.setdefault(repr(sorted(settings.items())), {})[name] = each
+        settings = {key: value for key, value in each.settings.items() if key not in NOT_COMPARED}
+        averaged = "averaged" in each.facts  # the average of several has the seed of the first
+        groups.setdefault(repr((averaged, sorted(settings.items()))), {})[name] = each
     found: dict[str, list[RunData]] = {}
     for group in groups.values():
         if 1 < len(group) == len({each.settings.get("seed") for each in group.values()}):
@@ -381,7 +385,7 @@ def best_sentence(measure: str, scores: Mapping[str, Sequence[float | None]]) ->
     if not means:
         return "There is no validation result yet."
     best = (min if measure == "bits_per_byte" else max)(means, key=means.__getitem__)
-    text = f"Best of {len(means)}: {best}. " if len(means) > 1 else ""
+    text = f"Best of {len(means)}: {best}. " if len(scores) > 1 else ""
     name = EPOCH_COLUMNS[f"val_{measure}"][0]
     text += f"{name[0].upper()}{name[1:]}: {mean_text(measure, known[best])}"
     return text + (f" over {count} seeds." if (count := len(known[best])) > 1 else ".")

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from nanolm.choice import Choice
 from nanolm.cli.progress import TrainingView
-from nanolm.training.events import Progressed, Started, Wrote
+from nanolm.training.events import Planned, Progressed, Started, Wrote
 
 SAMPLE = Wrote(10, "床前", "明月光 疑\ufffd是地\ufffd\ufffd霜 " * 19 + "\ufffd")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -34,6 +35,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, width: int = 80, **environment: str) 
     for name, value in {"TERM": "xterm-256color", "COLUMNS": str(width), **environment}.items():
         monkeypatch.setenv(name, value)
     with TrainingView() as view:
+        view.show(Planned((Choice("part", "poems\x1b]0;title\x07.txt", "half of the text"),)))
         view.show(Started(Path("runs/x"), 7, "9 training tokens", 0))
         for step, bits in ((10, 3.0), (40, 2.0), (70, 2.5), (100, 1.75)):
             view.show(SAMPLE)
@@ -65,3 +67,9 @@ def test_color_where_validation_improves(monkeypatch: pytest.MonkeyPatch) -> Non
     green = re.compile(r"\x1b\[32m +val (\d\.\d+) bits")
     assert green.findall(shown(monkeypatch)) == ["2.000", "1.750"]  # better than one before
     assert not re.search(r"\x1b\[3\dm", shown(monkeypatch, NO_COLOR="1"))
+
+
+def test_the_plan_cannot_control_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(monkeypatch)
+    assert "half of the text" in text
+    assert "\x1b]0;" not in text and "\x07" not in text

@@ -23,6 +23,11 @@ def test_columns_align_for_wide_characters(capsys: pytest.CaptureFixture[str]) -
     assert cell_len(lines[1]) == cell_len("a long name  10.25")
 
 
+def test_a_column_may_be_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table([["tokens", ""], ["64", ""]])
+    assert capsys.readouterr().out.splitlines() == ["tokens", "64"]
+
+
 def test_cells_are_truncated(capsys: pytest.CaptureFixture[str]) -> None:
     show_table(ROWS, first_limit=6, limit=4)
     lines = capsys.readouterr().out.splitlines()

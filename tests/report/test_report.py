@@ -131,6 +131,13 @@ def test_runs_that_differ_in_their_seed_become_a_mean(trained: Path, tmp_path: P
     assert values == {name: [7, 4, 1], "d": [7, 6]}
     assert by_time["series"][0][1][0][2:] == [2, 4, 1]
     assert "mean ± std" not in comparison_page([runs[0], runs[0]])  # the same seed
+    runs[1].configure(runs[1].settings() | {"threads": 7, "workers": 3})  # as the machine was
+    runs[2].update(runs[2].facts() | {"averaged": ["a", "b"]})
+    page = comparison_page(runs[:3])
+    assert "a, mean ± std of 2 seeds" in page
+    average = report_page(read_run(runs[2]))
+    assert "Average of the weights of" in average
+    assert "Reproduce this run" not in average
 
 
 def figures_of(page: str) -> list[dict[str, Any]]:

@@ -203,6 +203,7 @@ const choose = name => {
     `${name} ${counts[name].toLocaleString("en")}`)].join(" · ");
   for (const main of document.querySelectorAll("main")) main.hidden = main.dataset.kind !== model.kind;
   find("inside").hidden = true;
+  inspected = {};
   for (const request of [classifying, translation]) request?.abort();
   for (const id of ["labels", "pairs"]) find(id).replaceChildren();
   others.close();
@@ -225,7 +226,7 @@ addEventListener("DOMContentLoaded", safely(async () => {
   for (const [name, value] of opened) if (fields[name]) fill(fields[name], value);
   choose(opened.get("model") ?? models[0].id);
   visits.push(...JSON.parse(sessionStorage.getItem("visits") || "[]").filter(texts =>
-    texts.every(text => models.some(each => each.id === text.model))));
+    texts.length && texts.every(text => models.some(each => each.id === text.model))));
   if (visits.length) show(visits.at(-1));
   document.body.dataset.ready = "yes";
 }));

@@ -24,6 +24,7 @@ const settings = () => {
     throw new Error(`seed ${number}: use a whole number, or leave it empty for a random seed`);
   // A random seed is chosen here so that the page can show it.
   given.seed = number === "" ? Math.floor(Math.random() * 1e6) : Number(number);
+  if (!(given.n >= 1)) throw new Error(`n ${given.n}: use at least 1`);
   return given;
 };
 
@@ -128,7 +129,7 @@ const write = async (...requests) => {
   await Promise.all(requests.map(texts => stream(texts, progress)));
   busy(false);
   keep();
-  if (requests[0][0].card.isConnected) requests[0][0].choose(follow);
+  if (requests[0][0].card.isConnected && !find("writing").hidden) requests[0][0].choose(follow);
 };
 
 const start = async () => {
