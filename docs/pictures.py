@@ -213,7 +213,8 @@ def main() -> None:
         alone = [part for part in parts if sys.argv[1:] == [part]]
         with Browser(folder / "profile") as browser:
             for part in alone or parts:
-                parts[part](browser, folder)
+                (own := folder / part).mkdir()  # both have a run of the same name
+                parts[part](browser, own)
         if alone:
             return
         shutil.copy(ROOT / "data" / "stories.txt", folder)
