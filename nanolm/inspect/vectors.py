@@ -73,8 +73,7 @@ def directions(vectors: Floats) -> Floats:
 def pca(vectors: Floats) -> tuple[Floats, Floats]:
     """The directions of each layer's vectors in two dimensions: (layers, count, dim) to (layers,
     count, 2), and the share of the variance along each principal component: (layers, 2)."""
-    unit = directions(vectors)
-    unit = np.nan_to_num(unit)  # of a broken model
+    unit = np.nan_to_num(directions(vectors))  # NaN if the model diverged
     left, sizes, _ = np.linalg.svd(unit - unit.mean(axis=1, keepdims=True), full_matrices=False)
     points = left[..., :2] * sizes[:, None, :2]
     for before, after in pairwise(points):  # signs are arbitrary: do not mirror the next layer
