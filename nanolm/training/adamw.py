@@ -1,7 +1,6 @@
 """AdamW: torch's fused kernel, one launch for all parameters of a group."""
 
 import torch
-from torch.optim.adamw import adamw
 
 from nanolm.training.distributed import local_tensor
 from nanolm.training.optim import BaseOptimizer
@@ -15,25 +14,26 @@ class AdamW(BaseOptimizer):
 
     def init_state(self) -> None:
         super().init_state()
-        for parameter, state in self.state.items():
-            state["step"] = torch.zeros((), device=parameter.device)
+        count = torch.zeros((), device=next(iter(self.state)).device)
+        for state in self.state.values():
+            state["step"] = count  # one for all, where torch's own AdamW counts once per parameter
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
+        count = next(iter(self.state.values()))["step"]
+        count += 1 if self.found_inf is None else 1 - self.found_inf
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if not params:
                 continue
             states = [self.state[p] for p in params]
-            adamw(
+            torch._fused_adamw_(
                 [local_tensor(p) for p in params],
                 [local_tensor(p.grad) for p in params],
                 [local_tensor(state["exp_avg"]) for state in states],
                 [local_tensor(state["exp_avg_sq"]) for state in states],
                 [],
-                [state["step"] for state in states],
-                fused=True,
-                capturable=isinstance(group["lr"], torch.Tensor),
+                [count] * len(params),
                 grad_scale=self.grad_scale,
                 found_inf=self.found_inf,
                 amsgrad=False,

@@ -22,6 +22,7 @@ from nanolm.model import gpt
 from nanolm.model.base import Model
 from nanolm.model.config import Switches, unsupported
 from nanolm.model.fast import cpu_ops, native
+from nanolm.model.fast.native import blocks
 from nanolm.model.gpt import GPT, Attention, AttentionInputs, Block, FeedForward, RMSNorm
 
 # The switches that the kernels support. Other nonlinearities use plain functions.
@@ -37,7 +38,6 @@ FUSED_ATTENTION: Switches = {
     "rotary_dims": (None,),
     "sliding_window": (None,),
 }
-FUSED_NONLINEARITIES = ("swiglu", "gelu_tanh")
 ADDED = ("forward", "transform", "rotate", "attend", "scores", "speedups", "compiled_blocks")
 COPIES = ("low", "rounded")  # of a layer's weights, in lower precision
 
@@ -167,6 +167,11 @@ def fused_transform(
     kernels: Any, model: GPT, x: Tensor, inputs: AttentionInputs, first: int
 ) -> Tensor:
     """Each norm kernel also adds the output of the previous layer."""
+    known = not speedups_of(model).math_attention and not unsupported(model.config, FUSED_ATTENTION)
+    if kernels is native and known:
+        y = blocks.transform(model, x, inputs, first)
+        if y is not None:
+            return y
     y = None
     for block in islice(model.blocks, first, None):
         assert isinstance(block, Block)
@@ -217,9 +222,8 @@ def fused_attention(kernels: Any) -> Callable[..., Tensor]:
 def fused_feed_forward(kernels: Any, kind: str) -> Callable[..., Tensor]:
     """With fused kernels, or else a nonlinearity with a custom backward pass."""
     linear: Any = kernels.linear if kernels else nn.Module.__call__
-    nonlinearity: Any = cpu_ops.NONLINEARITIES.get(kind, gpt.NONLINEARITIES[kind])
-    if kernels and kind in FUSED_NONLINEARITIES:
-        nonlinearity = getattr(kernels, kind)
+    plain = cpu_ops.NONLINEARITIES.get(kind, gpt.NONLINEARITIES[kind])
+    nonlinearity: Any = getattr(kernels, kind, plain)
 
     def forward(self: FeedForward, x: Tensor) -> Tensor:
         if kernels and not usable(kernels, x, self.training):

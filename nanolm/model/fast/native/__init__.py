@@ -45,6 +45,11 @@ def pointers(*tensors: Tensor | None) -> list[int]:
     return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
+def as_integer(number: float) -> int:
+    """For a field of type double."""
+    return int(torch.tensor(number, dtype=torch.float64).view(torch.int64))
+
+
 def matrix(
     weight: Tensor, scale: Tensor | None, bias: Tensor | None, outputs: int, bits: int
 ) -> list[int]:
@@ -58,11 +63,11 @@ def empty_sums(like: Tensor, width: int) -> Tensor:
     return like.new_empty(torch.get_num_threads(), 2, width)
 
 
-def scratch(q: Tensor) -> tuple[Tensor, int]:
-    """Memory for the attention of one head in each thread, and how many floats each may use."""
-    _, time, _, width = q.shape
-    room = (time + LANES) * (2 * width + LANES) + 24 * width
-    return q.new_empty(torch.get_num_threads(), room), room
+def scratch(x: Tensor, width: int) -> tuple[Tensor, int]:
+    """Memory for the attention of one head in each thread, and how many floats each may use, for
+    x (batch, time, ...)."""
+    room = (x.shape[1] + LANES) * (2 * width + LANES) + 24 * width
+    return x.new_empty(torch.get_num_threads(), room), room
 
 
 class NativeAddNorm(torch.autograd.Function):
@@ -156,7 +161,7 @@ class NativeAttention(torch.autograd.Function):
         batch, time, heads, width = q.shape
         ctx.shape = (k.stride(1), v.stride(1), batch, time, heads, k.shape[2], width)
         out, sizes = torch.empty_like(q), q.new_empty(batch, heads, time)
-        call("attention", q, k, v, *ctx.shape, out, sizes, *scratch(q))
+        call("attention", q, k, v, *ctx.shape, out, sizes, *scratch(q, q.shape[3]))
         ctx.save_for_backward(q, k, v, out, sizes)
         return out
 
@@ -164,7 +169,7 @@ class NativeAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         q, k, v, *saved = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(k)
-        given = (*ctx.shape, *saved, grad.contiguous(), dq, dk, dv, *scratch(q))
+        given = (*ctx.shape, *saved, grad.contiguous(), dq, dk, dv, *scratch(q, q.shape[3]))
         call("attention_backward", q, k, v, *given)
         return dq, dk, dv
 
@@ -216,6 +221,10 @@ def swiglu(x: Tensor) -> Tensor:
 
 def gelu_tanh(x: Tensor) -> Tensor:
     return NativeActivation.apply(x, "gelu_tanh", 1)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def gelu(x: Tensor) -> Tensor:
+    return NativeActivation.apply(x, "gelu", 1)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class NativeLinear(torch.autograd.Function):

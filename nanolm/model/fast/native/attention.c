@@ -1,7 +1,7 @@
 /* Causal attention for training on a CPU. A few rows of scores stay in the cache until they are used;
    the backward pass computes them again. Head widths are multiples of 16. */
 
-#include "rows.h"
+#include "kernels.h"
 
 /* Registers, and the queries to work on at once, so that their sums fit into the registers. */
 #if defined(__AVX512F__)
@@ -28,20 +28,36 @@ static inline lanes exponentials(lanes x) {
     return (lanes)((integers)(TAYLOR(r) * (lanes)((n + 127) << 23)) & kept);
 }
 
+static inline lanes larger(lanes x, lanes y) {
+    integers more = x > y;
+    return (lanes)(((integers)x & more) | ((integers)y & ~more));
+}
+
+/* Half as many at a time, as `total`. */
+static inline float largest(lanes x) {
+    four most, parts[LANES / 4];
+    memcpy(parts, &x, sizeof x);
+    most = parts[0];
+    for (int i = 1; i < LANES / 4; i++)
+        for (int j = 0; j < 4; j++) most[j] = fmaxf(most[j], parts[i][j]);
+    return fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+}
+
+static inline float sum_of(lanes x) {
+    sixteen wide = {0};
+    memcpy(&wide, &x, sizeof x);
+    return total(wide);
+}
+
 /* The softmax of the first `seen` of `columns` scores, in place; the others become 0. Returns the
    logarithm of the sum. */
 static float softmax(float *x, i64 seen, i64 columns) {
     for (i64 j = seen; j < columns; j++) x[j] = -INFINITY;
     lanes mosts = *at(x), sums = {0};
-    for (i64 j = LANES; j < columns; j += LANES) {
-        lanes other = *at(x + j);
-        integers more = other > mosts;
-        mosts = (lanes)(((integers)other & more) | ((integers)mosts & ~more));
-    }
-    float most = mosts[0], sum = 0;
-    for (int i = 1; i < LANES; i++) most = mosts[i] > most ? mosts[i] : most;
+    for (i64 j = LANES; j < columns; j += LANES) mosts = larger(mosts, *at(x + j));
+    float most = largest(mosts);
     for (i64 j = 0; j < columns; j += LANES) sums += *at(x + j) = exponentials(*at(x + j) - most);
-    for (int i = 0; i < LANES; i++) sum += sums[i];
+    float sum = sum_of(sums);
     float share = 1 / sum;
     for (i64 j = 0; j < columns; j += LANES) *at(x + j) *= share;
     return most + logf(sum);
@@ -185,7 +201,7 @@ void attention_backward(const float *q, const float *k, const float *v, i64 k_st
                         i64 seen = n < some ? i + n + 1 : 0;
                         if (seen) {
                             size = sizes[(text / time * heads + head) * time + i + n];
-                            SUMS(along) for (i64 d = 0; d < width; d++) along += o[d] * g[d];
+                            along = dot_product(o, g, width);
                         }
                         for (i64 j = seen; j < limit; j++) x[j] = -INFINITY;
                         for (i64 j = 0; j < limit; j += LANES) {

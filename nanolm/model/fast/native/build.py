@@ -14,11 +14,14 @@ from pathlib import Path
 from nanolm.errors import NanolmError
 from nanolm.machine import cache_folder
 
-NAMES = ("rows.h", "kernels.c", "attention.c", "decoding.c")
-SOURCES = [Path(__file__).with_name(name) for name in NAMES]
+HEADERS, CODE = ("rows.h", "kernels.h"), ("kernels.c", "attention.c", "decoding.c", "blocks.c")
+SOURCES = [Path(__file__).with_name(name) for name in (*CODE, *HEADERS)]
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 # The first that compiles. Without OpenMP, the kernels would use one thread, and torch is faster.
-VARIANTS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-fopenmp",))
+VARIANTS = (
+    ("-march=native", "-mprefer-vector-width=512", "-fopenmp"),
+    *(("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-fopenmp",)),
+)
 COMPILE_SECONDS = 30.0
 
 
@@ -59,7 +62,7 @@ def compile_to(file: Path, compiler: str) -> None:
     with tempfile.TemporaryDirectory(dir=file.parent, prefix="kernels-") as folder:
         made = Path(folder) / "kernels.so"
         for variant in VARIANTS:
-            command = [compiler, *FLAGS, *variant, *map(str, SOURCES[1:]), "-o", str(made), "-lm"]
+            command = [compiler, *FLAGS, *variant, *map(str, SOURCES[: len(CODE)]), "-o", str(made), "-lm"]
             run = subprocess.run(command, capture_output=True, timeout=COMPILE_SECONDS)
             if run.returncode == 0:
                 os.replace(made, file)

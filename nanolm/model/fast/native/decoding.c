@@ -10,7 +10,7 @@
 #include "rows.h"
 
 enum { LANES = 16, TOGETHER = 4 /* rows of x */, AHEAD = 4096 /* bytes */, PATIENCE = 4000 };
-typedef float lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
+typedef sixteen lanes;
 typedef int32_t integers __attribute__((vector_size(LANES * sizeof(float))));
 typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
@@ -45,19 +45,6 @@ struct meeting {
 
 static inline lanes at(const float *x) { return *(const lanes *)x; }
 static inline i64 padded(i64 count) { return (count + 63) / 64 * 64; }
-
-typedef float half __attribute__((vector_size(8 * sizeof(float))));
-typedef float quarter __attribute__((vector_size(4 * sizeof(float))));
-
-static inline float total(lanes x) {
-    half halves[2];
-    quarter quarters[2];
-    memcpy(halves, &x, sizeof x);
-    halves[0] += halves[1];
-    memcpy(quarters, halves, sizeof quarters);
-    quarters[0] += quarters[1];
-    return (quarters[0][0] + quarters[0][1]) + (quarters[0][2] + quarters[0][3]);
-}
 
 static inline float from_bfloat16(uint16_t high) {
     uint32_t bits = (uint32_t)high << 16;

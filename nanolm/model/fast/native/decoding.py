@@ -39,7 +39,7 @@ class NativeOneRow:
             *(room, threads, config.layers, config.dim, config.heads, config.kv_heads, width),
             *(config.hidden, length, list(NONLINEARITIES).index(config.feed_forward)),
             config.norm == "layer",
-            torch.tensor(config.norm_epsilon, dtype=torch.float64).view(torch.int64).item(),
+            native.as_integer(config.norm_epsilon),
         ]
         self.length, self.vocab_size = length, config.vocab_size
         self.numbers, self.kept = torch.tensor(numbers), (layers, scratch, tables)

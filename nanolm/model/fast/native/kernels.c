@@ -4,7 +4,7 @@
    weights per thread, in `sums` (threads, 2, width): always in the same order, so results are
    bit-identical for the same number of threads. A null pointer means: without this weight. */
 
-#include "rows.h"
+#include "kernels.h"
 
 /* total = x + y (or x, without y) and its RMSNorm or LayerNorm, out. `stats` (rows, 2) keeps the
    mean and 1 / standard deviation of each row. */
@@ -63,14 +63,12 @@ void add_norm_backward(const float *total, const float *weight, const float *sta
 }
 
 /* 1 / RMS of one head. */
-static inline float inverse_size(const float *x, float epsilon, i64 width) {
-    float squares = 0;
-    SUMS(squares) for (i64 i = 0; i < width; i++) squares += x[i] * x[i];
-    return 1.0f / sqrtf(squares / width + epsilon);
+static inline __attribute__((always_inline)) float inverse_size(const float *x, float epsilon, i64 width) {
+    return 1.0f / sqrtf(dot_product(x, x, width) / width + epsilon);
 }
 
 /* One head: RMSNorm if there are weights, then RoPE. */
-static inline void rotate_head(const float *x, const float *weight, const float *cosines,
+static inline __attribute__((always_inline)) void rotate_head(const float *x, const float *weight, const float *cosines,
                                const float *sines, float epsilon, i64 width, float *restrict out) {
     if (weight) {
         float scale = inverse_size(x, epsilon, width);
@@ -81,22 +79,42 @@ static inline void rotate_head(const float *x, const float *weight, const float 
     rotate(out, cosines, sines, 1, width / 2);
 }
 
-static inline void rotate_head_backward(const float *x, const float *weight, const float *cosines,
+static inline __attribute__((always_inline)) void rotate_head_backward(const float *x, const float *weight, const float *cosines,
                                         const float *sines, float epsilon, i64 width,
                                         const float *grad, float *restrict dx,
                                         float *restrict dweight) {
     memcpy(dx, grad, width * sizeof(float));
     rotate(dx, cosines, sines, -1, width / 2);
     if (!weight) return;
-    float scale = inverse_size(x, epsilon, width), along = 0;
-    SUMS(along) for (i64 i = 0; i < width; i++) {
-        float unit = x[i] * scale;
-        dweight[i] += dx[i] * unit;
+    float scale = inverse_size(x, epsilon, width);
+    for (i64 i = 0; i < width; i++) {
+        dweight[i] += dx[i] * x[i] * scale;
         dx[i] *= weight[i];
-        along += dx[i] * unit;
     }
-    along /= width;
+    float along = scale * dot_product(dx, x, width) / width;
     for (i64 i = 0; i < width; i++) dx[i] = (dx[i] - x[i] * scale * along) * scale;
+}
+
+/* Calls a function with the width as a constant if it is a usual one, so that the compiler unrolls
+   its loops over a head. */
+#define WITH_WIDTH(function, width, ...)                       \
+    switch (width) {                                           \
+        case 16: function(16, __VA_ARGS__); break;             \
+        case 32: function(32, __VA_ARGS__); break;             \
+        case 64: function(64, __VA_ARGS__); break;             \
+        default: function(width, __VA_ARGS__);                 \
+    }
+
+static inline __attribute__((always_inline)) void rotate_row(
+    const i64 width, const float *x, const float *query_weight, const float *key_weight,
+    const float *cosines, const float *sines, float epsilon, i64 heads, i64 kv_heads, float *q,
+    float *k) {
+    for (i64 head = 0; head < heads; head++)
+        rotate_head(x + head * width, query_weight, cosines, sines, epsilon, width,
+                    q + head * width);
+    for (i64 head = 0; head < kv_heads; head++)
+        rotate_head(x + (heads + head) * width, key_weight, cosines, sines, epsilon, width,
+                    k + head * width);
 }
 
 /* Queries and keys of each token, normed and rotated, from qkv (rows, (heads + 2 kv_heads) * width).
@@ -105,15 +123,23 @@ void qk_norm_rope(const float *qkv, const float *query_weight, const float *key_
                   const float *cosines, const float *sines, float epsilon, i64 rows, i64 time,
                   i64 heads, i64 kv_heads, i64 width, float *q, float *k, int threads) {
     FOR_EACH_PART FOR_ROWS_OF_PART {
-        const float *x = qkv + row * (heads + 2 * kv_heads) * width;
-        const float *c = cosines + row % time * width, *s = sines + row % time * width;
-        for (i64 head = 0; head < heads; head++)
-            rotate_head(x + head * width, query_weight, c, s, epsilon, width,
-                        q + (row * heads + head) * width);
-        for (i64 head = 0; head < kv_heads; head++)
-            rotate_head(x + (heads + head) * width, key_weight, c, s, epsilon, width,
-                        k + (row * kv_heads + head) * width);
+        i64 place = row % time * width;
+        WITH_WIDTH(rotate_row, width, qkv + row * (heads + 2 * kv_heads) * width, query_weight,
+                   key_weight, cosines + place, sines + place, epsilon, heads, kv_heads,
+                   q + row * heads * width, k + row * kv_heads * width)
     }
+}
+
+static inline __attribute__((always_inline)) void rotate_row_backward(
+    const i64 width, const float *x, const float *query_weight, const float *key_weight,
+    const float *cosines, const float *sines, float epsilon, i64 heads, i64 kv_heads,
+    const float *dq, const float *dk, float *dx, float *dquery, float *dkey) {
+    for (i64 head = 0; head < heads; head++)
+        rotate_head_backward(x + head * width, query_weight, cosines, sines, epsilon, width,
+                             dq + head * width, dx + head * width, dquery);
+    for (i64 head = 0; head < kv_heads; head++)
+        rotate_head_backward(x + (heads + head) * width, key_weight, cosines, sines, epsilon,
+                             width, dk + head * width, dx + (heads + head) * width, dkey);
 }
 
 void qk_norm_rope_backward(const float *qkv, const float *query_weight, const float *key_weight,
@@ -125,17 +151,12 @@ void qk_norm_rope_backward(const float *qkv, const float *query_weight, const fl
         float *dquery = sums + part * 2 * width, *dkey = dquery + width;
         memset(dquery, 0, 2 * width * sizeof(float));
         FOR_ROWS_OF_PART {
-            i64 start = row * (heads + 2 * kv_heads) * width, keys = start + heads * width;
-            const float *c = cosines + row % time * width, *s = sines + row % time * width;
-            for (i64 head = 0; head < heads; head++)
-                rotate_head_backward(qkv + start + head * width, query_weight, c, s, epsilon,
-                                     width, dq + (row * heads + head) * width,
-                                     dqkv + start + head * width, dquery);
-            for (i64 head = 0; head < kv_heads; head++)
-                rotate_head_backward(qkv + keys + head * width, key_weight, c, s, epsilon,
-                                     width, dk + (row * kv_heads + head) * width,
-                                     dqkv + keys + head * width, dkey);
-            memcpy(dqkv + keys + kv_heads * width, dv + row * kv_heads * width,
+            i64 start = row * (heads + 2 * kv_heads) * width, place = row % time * width;
+            WITH_WIDTH(rotate_row_backward, width, qkv + start, query_weight, key_weight,
+                       cosines + place, sines + place, epsilon, heads, kv_heads,
+                       dq + row * heads * width, dk + row * kv_heads * width, dqkv + start, dquery,
+                       dkey)
+            memcpy(dqkv + start + (heads + kv_heads) * width, dv + row * kv_heads * width,
                    kv_heads * width * sizeof(float));
         }
     }
@@ -184,6 +205,37 @@ void gelu_tanh_backward(const float *x, const float *grad, i64 rows, i64 width, 
             float square = in[i] * in[i], open = sigmoid(TWICE * in[i] * (1 + 0.044715f * square));
             float slope = TWICE * (1 + 3 * 0.044715f * square);
             d[i] = g[i] * open * (1 + in[i] * (1 - open) * slope);
+        }
+    }
+}
+
+/* The exact GELU is x times the probability that a standard normal variable is below x, here within
+   1e-7 (Abramowitz and Stegun, 7.1.26). `density` is e^(-x^2 / 2). */
+static inline float normal_cdf(float x, float *density) {
+    float z = 0.70710678f * fabsf(x), t = 1 / (1 + 0.3275911f * z);
+    *density = exponential(-z * z);
+    float tail = 0.5f * *density * t *
+                 (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f +
+                                                                     t * 1.061405429f))));
+    return x > 0 ? 1 - tail : tail;
+}
+
+void gelu(const float *x, i64 rows, i64 width, float *out, int threads) {
+    FOR_EACH_PART FOR_ROWS_OF_PART {
+        const float *in = x + row * width;
+        float *o = out + row * width, density;
+        for (i64 i = 0; i < width; i++) o[i] = in[i] * normal_cdf(in[i], &density);
+    }
+}
+
+void gelu_backward(const float *x, const float *grad, i64 rows, i64 width, float *dx,
+                   int threads) {
+    FOR_EACH_PART FOR_ROWS_OF_PART {
+        const float *in = x + row * width, *g = grad + row * width;
+        float *d = dx + row * width, density;
+        for (i64 i = 0; i < width; i++) {
+            float below = normal_cdf(in[i], &density);
+            d[i] = g[i] * (below + in[i] * 0.39894228f * density); /* 1 / sqrt(2 pi) */
         }
     }
 }
