@@ -105,9 +105,10 @@ def best_threads(
         return ways[0], "all cores available to this process"
     asked = [replace(settings, threads=threads, workers=workers) for threads, workers in ways]
     times = dict(zip(ways, step_seconds(asked, probe, seconds), strict=True))
-    best = ways[0]
+    # While other processes are busy, more threads gain little, but they may end before the run.
+    best, least = ways[0], 1 / FASTER if busy else FASTER
     for way in ways[1:]:
-        if times[way] < FASTER * times[best]:
+        if times[way] < least * times[best]:
             best = way
     names = [f"{threads} with {n} workers" if n > 1 else f"{threads}" for threads, n in ways]
     return best, in_words(dict(zip(names, times.values(), strict=True)), "ms per step")

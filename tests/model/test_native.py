@@ -146,7 +146,7 @@ def test_attention(time: int, heads: int, kv_heads: int, head_dim: int, strided:
 
 @needs_compiler
 @pytest.mark.parametrize("width", [1, 48, 1100])
-@pytest.mark.parametrize("kind", ["swiglu", "gelu_tanh"])
+@pytest.mark.parametrize("kind", ["swiglu", "gelu_tanh", "gelu"])
 def test_nonlinearities(kind: str, width: int) -> None:
     inputs = (3 * torch.randn(3, 2, 2 * width)).requires_grad_()
     alike(getattr(native, kind), NONLINEARITIES[kind], inputs)
@@ -173,7 +173,7 @@ def test_what_went_wrong_shows() -> None:
     losses = native.cross_entropy_(logits, torch.tensor([3, 3, 30, -100]), 30)
     assert not losses.isfinite().any()  # the last two targets do not exist
     x = torch.full((1, 16), torch.nan)
-    for kind in ("swiglu", "gelu_tanh"):
+    for kind in ("swiglu", "gelu_tanh", "gelu"):
         assert getattr(native, kind)(x).isnan().all()
     assert native.add_norm(x, None, torch.ones(16), None, EPSILON, False)[1].isnan().all()
     q, k, v = torch.randn(3, 1, 20, 1, 16).unbind()

@@ -193,6 +193,15 @@ def test_threads_and_workers_are_measured_and_saved(
     asked.clear()
     train(tmp_path / "busy", threads=None, steps=4)
     assert asked == [(1, 1), (2, 2), (4, 4)]
+    assert config(tmp_path / "busy")["threads"] == 2
+
+    def slightly_slower(ways: list[Any], *rest: object) -> list[float]:
+        return [1 + 0.04 * (way.threads > 1) + (way.threads > 2) for way in ways]
+
+    # There, more threads are not much faster, but they are once the other processes end.
+    monkeypatch.setattr(tuning, "step_seconds", slightly_slower)
+    train(tmp_path / "busier", threads=None, steps=4)
+    assert config(tmp_path / "busier")["threads"] == 2
 
 
 def test_a_real_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ struct stack {
     gemm *multiply;
     struct layer norm; /* the last one */
     float *last;       /* its input and its statistics, (batch, time, dim) and (batch, time, 2) */
-    i64 count, batch, time, dim, heads, kv_heads, width, hidden, up, nonlinearity, has_mean;
+    i64 count, batch, time, dim, heads, kv_heads, width, hidden, gated, nonlinearity, has_mean;
     double epsilon;
 };
 
@@ -63,7 +63,7 @@ static struct kept take_kept(const struct stack *s, const struct block *b, i64 f
     kept.between = take(&rest, rows, first, dim);
     kept.normed_between = take(&rest, rows, first, dim);
     kept.stats_between = take(&rest, rows, first, 2);
-    kept.up = take(&rest, rows, first, s->up);
+    kept.up = take(&rest, rows, first, s->hidden * (1 + s->gated));
     kept.active = take(&rest, rows, first, s->hidden);
     return kept;
 }
@@ -108,7 +108,8 @@ static float *backward(const struct stack *s, const struct layer *l, i64 rows, c
 /* All blocks and the last norm: y (batch, time, dim) from x */
 void transform(const struct stack *s, const float *x, float *y, float *scratch, i64 room,
             int threads) {
-    i64 rows = s->batch, all = rows * s->time, dim = s->dim, hidden = s->hidden;
+    i64 rows = s->batch, all = rows * s->time, dim = s->dim;
+    i64 hidden = s->hidden, up = hidden * (1 + s->gated);
     i64 q = s->heads * s->width, kv = s->kv_heads * s->width, qkv = q + 2 * kv;
     FOR_EACH_PART {
         i64 first = rows * part / threads, texts = rows * (part + 1) / threads - first;
@@ -138,7 +139,7 @@ void transform(const struct stack *s, const float *x, float *y, float *scratch, 
             add_norm(k.between, NULL, b->feed_forward_norm.weight, b->feed_forward_norm.bias,
                      s->epsilon, s->has_mean, count, dim, k.between, k.normed_between,
                      k.stats_between, 1);
-            forward(s, &b->up, count, k.normed_between, dim, NULL, k.up, s->up);
+            forward(s, &b->up, count, k.normed_between, dim, NULL, k.up, up);
             activate[s->nonlinearity](k.up, count, hidden, k.active, 1);
             forward(s, &b->down, count, k.active, hidden, k.between, last, dim);
             total = last;
@@ -154,7 +155,8 @@ void transform(const struct stack *s, const float *x, float *y, float *scratch, 
    then those of the last norm. `temporary` has room for the gradients of activations. */
 void transform_backward(const struct stack *s, const float *dy, float *dx, float *temporary,
                         float *gradients, i64 size, float *scratch, i64 room, int threads) {
-    i64 rows = s->batch, all = rows * s->time, dim = s->dim, hidden = s->hidden;
+    i64 rows = s->batch, all = rows * s->time, dim = s->dim;
+    i64 hidden = s->hidden, up = hidden * (1 + s->gated);
     i64 q = s->heads * s->width, kv = s->kv_heads * s->width, qkv = q + 2 * kv;
     FOR_EACH_PART {
         i64 first = rows * part / threads, texts = rows * (part + 1) / threads - first;
@@ -162,7 +164,7 @@ void transform_backward(const struct stack *s, const float *dy, float *dx, float
         float *own = gradients + part * size, *of_last = own + size - 2 * dim;
         float *rest = temporary, *d = dx + start * dim;
         float *dbetween = take(&rest, all, start, dim), *dnormed = take(&rest, all, start, dim);
-        float *dactive = take(&rest, all, start, hidden), *dup = take(&rest, all, start, s->up);
+        float *dactive = take(&rest, all, start, hidden), *dup = take(&rest, all, start, up);
         float *dmixed = take(&rest, all, start, q), *dqkv = take(&rest, all, start, qkv);
         float *dq = take(&rest, all, start, q), *dk = take(&rest, all, start, kv);
         float *dv = take(&rest, all, start, kv);
@@ -175,7 +177,7 @@ void transform_backward(const struct stack *s, const float *dy, float *dx, float
             float *of_heads = of_norms + 4 * dim, *next = of_heads + 2 * s->width;
             next = backward(s, &b->down, count, k.active, hidden, d, dim, dactive, next);
             activate_backward[s->nonlinearity](k.up, dactive, count, hidden, dup, 1);
-            next = backward(s, &b->up, count, k.normed_between, dim, dup, s->up, dnormed, next);
+            next = backward(s, &b->up, count, k.normed_between, dim, dup, up, dnormed, next);
             add_norm_backward(k.between, b->feed_forward_norm.weight, k.stats_between, dnormed, d,
                               s->has_mean, count, dim, dbetween, of_norms + 2 * dim, 1);
             next = backward(s, &b->out, count, k.mixed, q, dbetween, dim, dmixed, next);

@@ -5,6 +5,7 @@ texts through all layers, where threads that share an operation would wait for e
 """
 
 import ctypes
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -13,20 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from nanolm.model.config import GPTConfig
 from nanolm.model.fast import native
 from nanolm.model.gpt import GPT, AttentionInputs
 
 NONLINEARITIES = ("swiglu", "gelu_tanh", "gelu")
 WEIGHTS = 14  # per block, with those that it may not have
 MAX_GRADIENTS = 1 << 26  # of all threads: in larger models, calls take no time to speak of
+MAPS = Path("/proc/self/maps")  # files that this process has mapped
 MOST_WORK = 1.25  # of one thread, relative to the mean
 
 
 def transform(model: GPT, x: Tensor, inputs: AttentionInputs, first: int) -> Tensor | None:
     """`GPT.transform`, or None if the C function does not support it."""
-    weights = [weight for block in islice(model.blocks, first, None) for weight in weights_of(block)]
+    layers: list[Any] = list(islice(model.blocks, first, None))
+    if not layers or not all(isinstance(each, nn.Linear) for each in linear_layers(layers[0])):
+        return None
+    weights = [weight for block in layers for weight in weights_of(block)]
     weights += [model.norm.weight, getattr(model.norm, "bias", None)]  # type: ignore[list-item]
     if not supports(model, x, inputs, [each for each in weights if each is not None]):
         return None
@@ -34,13 +40,16 @@ def transform(model: GPT, x: Tensor, inputs: AttentionInputs, first: int) -> Ten
     return NativeBlocks.apply(x, model, inputs, keep, *weights)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def linear_layers(block: Any) -> list[nn.Module]:
+    attention, feed_forward = block.attention, block.feed_forward
+    return [feed_forward.out, feed_forward.up, attention.out, attention.qkv]
+
+
 def weights_of(block: Any) -> list[Tensor | None]:
     """In the order of their gradients, and None for those that a block does not have."""
-    attention, feed_forward = block.attention, block.feed_forward
-    linear = (feed_forward.out, feed_forward.up, attention.out, attention.qkv)
-    pairs = (block.attention_norm, block.feed_forward_norm, *linear)
+    pairs: list[Any] = [block.attention_norm, block.feed_forward_norm, *linear_layers(block)]
     weights = [weight for each in pairs for weight in (each.weight, getattr(each, "bias", None))]
-    of_heads = (getattr(attention, name, None) for name in ("query_norm", "key_norm"))
+    of_heads = (getattr(block.attention, name, None) for name in ("query_norm", "key_norm"))
     weights[4:4] = [getattr(norm, "weight", None) for norm in of_heads]
     return weights
 
@@ -79,11 +88,20 @@ def sgemm() -> int | None:
 def one_openmp() -> bool:
     """Whether torch and our kernels share their threads. If not, a product in one of our threads
     would start threads of its own."""
-    try:
-        files = [line.rpartition("/")[2] for line in Path("/proc/self/maps").open()]
-    except OSError:
-        return False
-    return len({name for name in files if name.startswith(("libgomp", "libomp", "libiomp"))}) == 1
+    files: set[str] = set()
+    with suppress(OSError):  # not on every system
+        files = set(re.findall(r"(/.*/lib(?:gomp|omp|iomp)[^/\n]*)$", MAPS.read_text(), re.MULTILINE))
+    return len(files) == 1
+
+
+def floats_per_token(config: GPTConfig) -> tuple[int, int]:
+    """What each block keeps (`struct kept`), and what the backward pass needs besides."""
+    dim, hidden, heads = config.dim, config.hidden, config.heads
+    q, kv = heads * config.head_dim, config.kv_heads * config.head_dim
+    up = 2 * hidden if config.feed_forward == "swiglu" else hidden
+    return 4 * (dim + 1) + 3 * (
+        q + kv
+    ) + heads + up + hidden, 2 * dim + 3 * q + 4 * kv + up + hidden
 
 
 class NativeBlocks(torch.autograd.Function):
@@ -97,49 +115,45 @@ class NativeBlocks(torch.autograd.Function):
         *weights: Tensor | None,
     ) -> Tensor:
         config, x = model.config, x.contiguous()
-        y = torch.empty_like(x)
-        batch, time, dim = x.shape
-        count, width = len(weights) // WEIGHTS, config.head_dim
-        q, kv, hidden = config.heads * width, config.kv_heads * width, config.hidden
-        up = 2 * hidden if config.feed_forward == "swiglu" else hidden
-        # As in `struct kept`; without a backward pass, all blocks can use the same memory.
-        floats = batch * time * (4 * (dim + 1) + 3 * (q + kv) + config.heads + up + hidden)
+        (batch, time, dim), count = x.shape, len(weights) // WEIGHTS
+        floats, ctx.temporary = (batch * time * each for each in floats_per_token(config))
+        # Without a backward pass, all blocks can use the same memory.
         kept = [x.new_empty(floats) for _ in range(count if keep else 1)]
         last = x.new_empty(batch * time * (dim + 2))
-        tables = [table.contiguous() for table in inputs.rotation or ()] or [None, None]
+        rotation = [table.contiguous() for table in inputs.rotation or ()]
         blocks = []
-        for number, block in enumerate(islice(model.blocks, config.layers - count, None)):
+        for number in range(count):
             its = weights[number * WEIGHTS : (number + 1) * WEIGHTS]
-            rotated = inputs.rotation is not None and block.attention.rotated
-            blocks += [*native.pointers(*its, kept[number % len(kept)]), rotated]
-        ctx.kept_alive = blocks, tables = torch.tensor(blocks), tables
-        ctx.stack = torch.tensor(
-            [
-                *native.pointers(blocks, *tables),
-                *(sgemm(), *native.pointers(*weights[-2:], last)),
-                *(count, batch, time, dim, config.heads, config.kv_heads, width, hidden, up),
-                *(NONLINEARITIES.index(config.feed_forward), config.norm == "layer"),
-                native.as_integer(config.norm_epsilon),
-            ]
-        )
-        native.call("transform", ctx.stack, x, y, *native.scratch(x, width))
+            rotated = rotation and config.layers - count + number not in config.unrotated_layers
+            blocks += [*native.pointers(*its, kept[number % len(kept)]), bool(rotated)]
+        fields = torch.tensor(blocks)
+        stack = [
+            *native.pointers(fields, *(rotation or (None, None))),
+            *(sgemm(), *native.pointers(*weights[-2:], last)),
+            *(count, batch, time, dim, config.heads, config.kv_heads, config.head_dim),
+            *(config.hidden, config.feed_forward == "swiglu"),
+            *(NONLINEARITIES.index(config.feed_forward), config.norm == "layer"),
+            native.as_integer(config.norm_epsilon),
+        ]
+        ctx.stack, ctx.alive, ctx.width = torch.tensor(stack), (fields, rotation), config.head_dim
+        y = torch.empty_like(x)
+        native.call("transform", ctx.stack, x, y, *native.scratch(x, ctx.width))
         if keep:
+            ctx.kept = count + 1
             ctx.save_for_backward(*kept, last, *weights)
-            ctx.kept, ctx.width = count + 1, width
-            ctx.room = batch * time * (2 * dim + 3 * q + 4 * kv + hidden + up)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        weights, dx = ctx.saved_tensors[ctx.kept :], torch.empty_like(dy)
+        weights, dy = ctx.saved_tensors[ctx.kept :], dy.contiguous()
+        dx = torch.empty_like(dy)
         of_norms = [dy.shape[2]] * 4 + [ctx.width] * 2  # used or not
         sizes = [0 if weight is None else weight.numel() for weight in weights]
         for first in range(0, len(sizes) - 2, WEIGHTS):
             sizes[first : first + len(of_norms)] = of_norms
         sizes[-2:] = of_norms[:2]
         gradients = dy.new_empty(torch.get_num_threads(), sum(sizes))
-        given = (dy.contiguous(), dx, dy.new_empty(ctx.room), gradients, sum(sizes))
+        given = (dy, dx, dy.new_empty(ctx.temporary), gradients, sum(sizes))
         native.call("transform_backward", ctx.stack, *given, *native.scratch(dy, ctx.width))
-        parts = gradients[0].split(sizes)
-        pairs = zip(parts, weights, strict=True)
+        pairs = zip(gradients[0].split(sizes), weights, strict=True)
         return dx, None, None, None, *(None if w is None else part.view_as(w) for part, w in pairs)

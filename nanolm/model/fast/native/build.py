@@ -62,7 +62,8 @@ def compile_to(file: Path, compiler: str) -> None:
     with tempfile.TemporaryDirectory(dir=file.parent, prefix="kernels-") as folder:
         made = Path(folder) / "kernels.so"
         for variant in VARIANTS:
-            command = [compiler, *FLAGS, *variant, *map(str, SOURCES[: len(CODE)]), "-o", str(made), "-lm"]
+            given = (*variant, *map(str, SOURCES[: len(CODE)]))
+            command = [compiler, *FLAGS, *given, "-o", str(made), "-lm"]
             run = subprocess.run(command, capture_output=True, timeout=COMPILE_SECONDS)
             if run.returncode == 0:
                 os.replace(made, file)
