@@ -2,14 +2,27 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import Cli
+from documents import blocks
 
 import nanolm
 from nanolm.bench.measure import BenchReport, Measurement
 from nanolm.cli.bench import show_results
+
+
+CHECKOUT = Path(__file__).parents[2]
+DOCUMENTED = {
+    line.partition("#")[0].strip()
+    for page in [CHECKOUT / "README.md", *(CHECKOUT / "docs").glob("*.md")]
+    for block in blocks(page)
+    if block.language == "bash"
+    for line in block.text.splitlines()
+    if line.startswith("nanolm bench ")
+}
 
 
 def test_a_table_of_results_and_costs(cli: Cli) -> None:
@@ -149,3 +162,15 @@ def test_on_a_gpu(cli: Cli) -> None:
     shares = [cost["share"] for cost in found["profiles"]["mini"]["costs"]]
     assert len(shares) >= 10
     assert 0.1 < sum(shares) <= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("line", sorted(DOCUMENTED))
+def test_documented_commands_on_a_gpu(line: str, cli: Cli) -> None:
+    if "llama.cpp" in line:
+        pytest.importorskip("xllamacpp")
+    shown = cli(*line.split()[1:], "--seconds", "0.5")
+    assert shown.returncode == 0, shown.stderr
+    preset = line.partition("--preset ")[2].split()[0]
+    assert preset in shown.stdout and " ms" in shown.stdout
