@@ -66,7 +66,7 @@ def empty_sums(like: Tensor, width: int) -> Tensor:
 def scratch(x: Tensor, width: int) -> tuple[Tensor, int]:
     """Memory for the attention of one head in each thread, and how many floats each may use, for
     x (batch, time, ...)."""
-    room = (x.shape[1] + LANES) * (2 * width + LANES) + 24 * width
+    room = 2 * LANES * (x.shape[1] + width)
     return x.new_empty(torch.get_num_threads(), room), room
 
 
@@ -160,16 +160,16 @@ class NativeAttention(torch.autograd.Function):
             v = v.contiguous()
         batch, time, heads, width = q.shape
         ctx.shape = (k.stride(1), v.stride(1), batch, time, heads, k.shape[2], width)
-        out, sizes = torch.empty_like(q), q.new_empty(batch, heads, time)
+        out, sizes = torch.empty_like(q), q.new_empty(batch, heads, 2, time)
         call("attention", q, k, v, *ctx.shape, out, sizes, *scratch(q, q.shape[3]))
-        ctx.save_for_backward(q, k, v, out, sizes)
+        ctx.save_for_backward(q, k, v, sizes)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        q, k, v, *saved = ctx.saved_tensors
+        q, k, v, sizes = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(k)
-        given = (*ctx.shape, *saved, grad.contiguous(), dq, dk, dv, *scratch(q, q.shape[3]))
+        given = (*ctx.shape, sizes, grad.contiguous(), dq, dk, dv, *scratch(q, q.shape[3]))
         call("attention_backward", q, k, v, *given)
         return dq, dk, dv
 

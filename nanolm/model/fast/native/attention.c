@@ -1,23 +1,26 @@
-/* Causal attention for training on a CPU. A few rows of scores stay in the cache until they are used;
-   the backward pass computes them again. Head widths are multiples of 16. */
+/* Causal attention for training on a CPU. One lane of each vector belongs to one query, so that a
+   softmax needs no sums over lanes; the scores of these queries stay in the cache until they are
+   used, and the backward pass computes them again. Head widths are multiples of 16. */
 
 #include "kernels.h"
 
-/* Registers, and the queries to work on at once, so that their sums fit into the registers. */
+/* Floats in a register, and the rows of a product whose sums stay in registers. */
 #if defined(__AVX512F__)
-enum { LANES = 16, QUERIES = 8 };
+enum { LANES = 16, ROWS = 8 };
 #elif defined(__AVX__)
-enum { LANES = 8, QUERIES = 4 };
+enum { LANES = 8, ROWS = 4 };
 #else
-enum { LANES = 4, QUERIES = 8 };
+enum { LANES = 4, ROWS = 8 };
 #endif
 typedef float lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
-
 typedef int32_t integers __attribute__((vector_size(LANES * sizeof(float))));
 
 static inline i64 least(i64 a, i64 b) { return a < b ? a : b; }
-static inline i64 padded(i64 count) { return (count + LANES - 1) / LANES * LANES; }
 static inline lanes *at(const float *x) { return (lanes *)x; }
+
+static inline lanes choose(integers first, lanes x, lanes y) {
+    return (lanes)(((integers)x & first) | ((integers)y & ~first));
+}
 
 /* e^x for x <= 0, as `exponential`; exactly 0 below -87. NaN stays NaN. */
 static inline lanes exponentials(lanes x) {
@@ -28,193 +31,167 @@ static inline lanes exponentials(lanes x) {
     return (lanes)((integers)(TAYLOR(r) * (lanes)((n + 127) << 23)) & kept);
 }
 
-static inline lanes larger(lanes x, lanes y) {
-    integers more = x > y;
-    return (lanes)(((integers)x & more) | ((integers)y & ~more));
-}
+/* One operand of a product: element (i, j) is at x[i * row + j * column]. */
+struct operand {
+    const float *x;
+    i64 row, column;
+};
 
-/* Half as many at a time, as `total`. */
-static inline float largest(lanes x) {
-    four most, parts[LANES / 4];
-    memcpy(parts, &x, sizeof x);
-    most = parts[0];
-    for (int i = 1; i < LANES / 4; i++)
-        for (int j = 0; j < 4; j++) most[j] = fmaxf(most[j], parts[i][j]);
-    return fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
-}
-
-static inline float sum_of(lanes x) {
-    sixteen wide = {0};
-    memcpy(&wide, &x, sizeof x);
-    return total(wide);
-}
-
-/* The softmax of the first `seen` of `columns` scores, in place; the others become 0. Returns the
-   logarithm of the sum. */
-static float softmax(float *x, i64 seen, i64 columns) {
-    for (i64 j = seen; j < columns; j++) x[j] = -INFINITY;
-    lanes mosts = *at(x), sums = {0};
-    for (i64 j = LANES; j < columns; j += LANES) mosts = larger(mosts, *at(x + j));
-    float most = largest(mosts);
-    for (i64 j = 0; j < columns; j += LANES) sums += *at(x + j) = exponentials(*at(x + j) - most);
-    float sum = sum_of(sums);
-    float share = 1 / sum;
-    for (i64 j = 0; j < columns; j += LANES) *at(x + j) *= share;
-    return most + logf(sum);
-}
-
-/* out (QUERIES, columns) = left (QUERIES, count) @ right (count, columns), `vectors` at a time. */
-static inline __attribute__((always_inline)) void multiply_columns(const float *left, i64 left_row, const float *right,
-                                    i64 right_row, i64 count, float *out, i64 out_row,
-                                    const int vectors) {
-    lanes sums[QUERIES][2] = {0};
+/* out = left @ right, for `rows` rows of `vectors` vectors, plus what is there if `add` */
+static inline __attribute__((always_inline)) void multiply_rows(struct operand left,
+                                                                const float *right, i64 right_row,
+                                                                i64 count, float *out, i64 out_row,
+                                                                const int rows, const int vectors,
+                                                                int add) {
+    lanes sums[ROWS][2] = {0};
+    if (add)
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vectors; v++) sums[r][v] = *at(out + r * out_row + v * LANES);
     for (i64 i = 0; i < count; i++)
         for (int v = 0; v < vectors; v++) {
             lanes one = *at(right + i * right_row + v * LANES);
-            for (int q = 0; q < QUERIES; q++) sums[q][v] += left[q * left_row + i] * one;
+            for (int r = 0; r < rows; r++)
+                sums[r][v] += left.x[r * left.row + i * left.column] * one;
         }
-    for (int q = 0; q < QUERIES; q++)
-        for (int v = 0; v < vectors; v++) *at(out + q * out_row + v * LANES) = sums[q][v];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) *at(out + r * out_row + v * LANES) = sums[r][v];
 }
 
-static void multiply(const float *left, i64 left_row, const float *right, i64 right_row, i64 count,
-                     float *out, i64 out_row, i64 columns) {
+static inline __attribute__((always_inline)) void multiply_columns(struct operand left,
+                                                                   const float *right,
+                                                                   i64 right_row, i64 count,
+                                                                   float *out, i64 out_row,
+                                                                   i64 rows, const int vectors,
+                                                                   int add) {
+    for (; rows >= ROWS; rows -= ROWS, left.x += ROWS * left.row, out += ROWS * out_row)
+        multiply_rows(left, right, right_row, count, out, out_row, ROWS, vectors, add);
+    for (; rows > 0; rows--, left.x += left.row, out += out_row)
+        multiply_rows(left, right, right_row, count, out, out_row, 1, vectors, add);
+}
+
+/* out (rows, columns) = left (rows, count) @ right (count, columns), or added to it */
+static void multiply(struct operand left, const float *right, i64 right_row, i64 count, float *out,
+                     i64 out_row, i64 rows, i64 columns, int add) {
     i64 column = 0;
     for (; column + 2 * LANES <= columns; column += 2 * LANES)
-        multiply_columns(left, left_row, right + column, right_row, count, out + column, out_row,
-                         2);
+        multiply_columns(left, right + column, right_row, count, out + column, out_row, rows, 2,
+                         add);
     if (column < columns)
-        multiply_columns(left, left_row, right + column, right_row, count, out + column, out_row,
-                         1);
+        multiply_columns(left, right + column, right_row, count, out + column, out_row, rows, 1,
+                         add);
 }
 
-/* out (count, width) += left (QUERIES, count) transposed @ right (QUERIES, width) */
-static void add_outer(const float *left, i64 left_row, const float *right, i64 count, i64 width,
-                      float *out, i64 out_row) {
-    for (i64 column = 0; column < width; column += LANES) {
-        lanes rows[QUERIES];
-        for (int q = 0; q < QUERIES; q++) rows[q] = *at(right + q * width + column);
-        for (i64 i = 0; i < count; i++) {
-            lanes sum = *at(out + i * out_row + column);
-            for (int q = 0; q < QUERIES; q++) sum += left[q * left_row + i] * rows[q];
-            *at(out + i * out_row + column) = sum;
-        }
+/* out (width, LANES) = scale * the next rows of x, transposed; zeros after the last */
+static void transpose(const float *x, i64 stride, i64 rows, i64 width, float scale, float *out) {
+    for (i64 lane = 0; lane < LANES; lane++)
+        for (i64 d = 0; d < width; d++)
+            out[d * LANES + lane] = lane < rows ? scale * x[lane * stride + d] : 0;
+}
+
+/* The scores of LANES queries from position `first` on, (first + rows, LANES): -inf for keys after a
+   query. */
+static void score(const float *queries, const float *keys, i64 k_stride, i64 first, i64 rows,
+                  i64 width, float *scores) {
+    multiply((struct operand){keys, k_stride, 1}, queries, LANES, width, scores, LANES,
+             first + rows, LANES, 0);
+    integers lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    for (int32_t i = 1; i < rows; i++) {
+        float *x = scores + (first + i) * LANES;
+        *at(x) = choose(lane >= i, *at(x), (lanes){0} - INFINITY);
     }
-}
-
-/* out (width, padded(rows)) = x transposed, a few rows at a time, which stay in the cache */
-static void transpose(const float *x, i64 stride, i64 rows, i64 width, float *out) {
-    i64 columns = padded(rows);
-    for (i64 first = 0; first < columns; first += LANES) {
-        i64 some = least(LANES, rows - first);
-        for (i64 d = 0; d < width; d++) {
-            float *to = out + d * columns + first;
-            const float *from = x + first * stride + d;
-            if (some == LANES)
-                for (i64 i = 0; i < LANES; i++) to[i] = from[i * stride];
-            else
-                for (i64 i = 0; i < LANES; i++) to[i] = i < some ? from[i * stride] : 0;
-        }
-    }
-}
-
-/* The next QUERIES rows times `scale`; zeros after the last. */
-static void copy_rows(const float *x, i64 stride, i64 rows, i64 width, float scale, float *out) {
-    for (i64 q = 0; q < QUERIES; q++)
-        for (i64 d = 0; d < width; d++) out[q * width + d] = q < rows ? scale * x[q * stride + d] : 0;
 }
 
 /* q and out are (batch, time, heads, width); the rows of k and v, with kv_heads, are `k_stride` and
-   `v_stride` apart. `sizes` (batch, heads, time) keeps the logarithms of the softmax's sums. Each
-   thread has `room` floats of `scratch`: here width * columns + QUERIES * (columns + 2 * width),
-   below 2 * width * columns + QUERIES * (2 * columns + 3 * width). */
+   `v_stride` apart. `sizes` (batch, heads, 2, time) keeps the largest score of each query, and 1 over
+   the softmax's sum. Each thread has `room` floats of `scratch`: here LANES * (time + width). */
 void attention(const float *q, const float *k, const float *v, i64 k_stride, i64 v_stride,
                i64 batch, i64 time, i64 heads, i64 kv_heads, i64 width, float *out, float *sizes,
                float *scratch, i64 room, int threads) {
-    i64 rows = batch * kv_heads, group = heads / kv_heads, columns = padded(time);
+    i64 rows = batch * kv_heads, group = heads / kv_heads;
     float scale = 1.0f / sqrtf(width);
     FOR_EACH_PART {
-        float *keys = scratch + part * room;
-        float *scores = keys + width * columns, *queries = scores + QUERIES * columns;
-        float *results = queries + QUERIES * width;
+        float *scores = scratch + part * room, *queries = scores + LANES * time;
         FOR_ROWS_OF_PART {
-            i64 text = row / kv_heads * time, shared = row % kv_heads;
-            const float *values = v + text * v_stride + shared * width;
-            transpose(k + text * k_stride + shared * width, k_stride, time, width, keys);
+            i64 text = row / kv_heads, shared = row % kv_heads;
+            const float *keys = k + text * time * k_stride + shared * width;
+            const float *values = v + text * time * v_stride + shared * width;
             for (i64 head = shared * group; head < (shared + 1) * group; head++)
-                for (i64 i = 0; i < time; i += QUERIES) {
-                    i64 place = ((text + i) * heads + head) * width, some = least(QUERIES, time - i);
-                    copy_rows(q + place, heads * width, some, width, scale, queries);
-                    multiply(queries, width, keys, columns, width, scores, columns,
-                             padded(i + some));
-                    for (i64 n = 0; n < QUERIES; n++) {
-                        i64 seen = least(i + n + 1, i + some);
-                        float size = softmax(scores + n * columns, seen, padded(i + some));
-                        if (n < some) sizes[(text / time * heads + head) * time + i + n] = size;
+                for (i64 i = 0; i < time; i += LANES) {
+                    i64 place = ((text * time + i) * heads + head) * width;
+                    i64 some = least(LANES, time - i), seen = i + some;
+                    float *kept = sizes + (text * heads + head) * 2 * time + i;
+                    transpose(q + place, heads * width, some, width, scale, queries);
+                    score(queries, keys, k_stride, i, some, width, scores);
+                    lanes most = *at(scores), sum = {0};
+                    for (i64 j = 1; j < seen; j++) {
+                        lanes other = *at(scores + j * LANES);
+                        most = choose(other > most, other, most);
                     }
-                    multiply(scores, columns, values, v_stride, i + some, results, width, width);
-                    for (i64 n = 0; n < some; n++)
-                        memcpy(out + place + n * heads * width, results + n * width,
-                               width * sizeof(float));
+                    for (i64 j = 0; j < seen; j++)
+                        sum += *at(scores + j * LANES) =
+                            exponentials(*at(scores + j * LANES) - most);
+                    lanes share = 1 / sum;
+                    for (i64 j = 0; j < seen; j++) *at(scores + j * LANES) *= share;
+                    memcpy(kept, &most, some * sizeof(float));
+                    memcpy(kept + time, &share, some * sizeof(float));
+                    multiply((struct operand){scores, 1, LANES}, values, v_stride, seen,
+                             out + place, heads * width, some, width, 0);
                 }
         }
     }
 }
 
 /* dq (batch, time, heads, width), dk and dv (batch, time, kv_heads, width), from the gradient of
-   out (`grad`). */
+   out (`grad`). Here, `room` is at least 2 * LANES * (time + width). */
 void attention_backward(const float *q, const float *k, const float *v, i64 k_stride, i64 v_stride,
-                        i64 batch, i64 time, i64 heads, i64 kv_heads, i64 width, const float *out,
+                        i64 batch, i64 time, i64 heads, i64 kv_heads, i64 width,
                         const float *sizes, const float *grad, float *dq, float *dk, float *dv,
                         float *scratch, i64 room, int threads) {
-    i64 rows = batch * kv_heads, group = heads / kv_heads, columns = padded(time);
-    i64 kv_row = kv_heads * width;
+    i64 rows = batch * kv_heads, group = heads / kv_heads;
+    i64 q_row = heads * width, kv_row = kv_heads * width;
     float scale = 1.0f / sqrtf(width);
     FOR_EACH_PART {
-        float *keys = scratch + part * room;
-        float *values = keys + width * columns, *shares = values + width * columns;
-        float *dshares = shares + QUERIES * columns, *queries = dshares + QUERIES * columns;
-        float *grads = queries + QUERIES * width, *results = grads + QUERIES * width;
+        float *shares = scratch + part * room, *dshares = shares + LANES * time;
+        float *queries = dshares + LANES * time, *grads = queries + LANES * width;
         FOR_ROWS_OF_PART {
-            i64 text = row / kv_heads * time, shared = row % kv_heads;
-            const float *key_rows = k + text * k_stride + shared * width;
-            float *dkeys = dk + text * kv_row + shared * width;
-            float *dvalues = dv + text * kv_row + shared * width;
-            transpose(key_rows, k_stride, time, width, keys);
-            transpose(v + text * v_stride + shared * width, v_stride, time, width, values);
+            i64 text = row / kv_heads, shared = row % kv_heads;
+            const float *keys = k + text * time * k_stride + shared * width;
+            const float *values = v + text * time * v_stride + shared * width;
+            float *dkeys = dk + text * time * kv_row + shared * width;
+            float *dvalues = dv + text * time * kv_row + shared * width;
             for (i64 i = 0; i < time; i++) {
                 memset(dkeys + i * kv_row, 0, width * sizeof(float));
                 memset(dvalues + i * kv_row, 0, width * sizeof(float));
             }
             for (i64 head = shared * group; head < (shared + 1) * group; head++)
-                for (i64 i = 0; i < time; i += QUERIES) {
-                    i64 place = ((text + i) * heads + head) * width, some = least(QUERIES, time - i);
-                    i64 limit = padded(i + some);
-                    copy_rows(q + place, heads * width, some, width, scale, queries);
-                    copy_rows(grad + place, heads * width, some, width, 1, grads);
-                    multiply(queries, width, keys, columns, width, shares, columns, limit);
-                    multiply(grads, width, values, columns, width, dshares, columns, limit);
-                    for (i64 n = 0; n < QUERIES; n++) {
-                        float *x = shares + n * columns, *dx = dshares + n * columns, along = 0;
-                        const float *o = out + place + n * heads * width, *g = grads + n * width;
-                        float size = 0;
-                        i64 seen = n < some ? i + n + 1 : 0;
-                        if (seen) {
-                            size = sizes[(text / time * heads + head) * time + i + n];
-                            along = dot_product(o, g, width);
-                        }
-                        for (i64 j = seen; j < limit; j++) x[j] = -INFINITY;
-                        for (i64 j = 0; j < limit; j += LANES) {
-                            *at(x + j) = exponentials(*at(x + j) - size);
-                            *at(dx + j) = *at(x + j) * (*at(dx + j) - along);
-                        }
+                for (i64 i = 0; i < time; i += LANES) {
+                    i64 place = ((text * time + i) * heads + head) * width;
+                    i64 some = least(LANES, time - i), seen = i + some;
+                    const float *kept = sizes + (text * heads + head) * 2 * time + i;
+                    lanes most = {0}, share = {0}, along = {0};
+                    memcpy(&most, kept, some * sizeof(float));
+                    memcpy(&share, kept + time, some * sizeof(float));
+                    transpose(q + place, q_row, some, width, scale, queries);
+                    transpose(grad + place, q_row, some, width, 1, grads);
+                    score(queries, keys, k_stride, i, some, width, shares);
+                    multiply((struct operand){values, v_stride, 1}, grads, LANES, width, dshares,
+                             LANES, seen, LANES, 0);
+                    for (i64 j = 0; j < seen; j++) {
+                        lanes *x = at(shares + j * LANES);
+                        *x = exponentials(*x - most) * share;
+                        along += *x * *at(dshares + j * LANES);
                     }
-                    multiply(dshares, columns, key_rows, k_stride, i + some, results, width, width);
-                    for (i64 n = 0; n < some; n++)
-                        for (i64 d = 0; d < width; d++)
-                            dq[place + n * heads * width + d] = scale * results[n * width + d];
-                    add_outer(dshares, columns, queries, i + some, width, dkeys, kv_row);
-                    add_outer(shares, columns, grads, i + some, width, dvalues, kv_row);
+                    for (i64 j = 0; j < seen; j++) {
+                        lanes *dx = at(dshares + j * LANES);
+                        *dx = scale * *at(shares + j * LANES) * (*dx - along);
+                    }
+                    multiply((struct operand){dshares, 1, LANES}, keys, k_stride, seen, dq + place,
+                             q_row, some, width, 0);
+                    multiply((struct operand){dshares, LANES, 1}, q + place, q_row, some, dkeys,
+                             kv_row, seen, width, 1);
+                    multiply((struct operand){shares, LANES, 1}, grad + place, q_row, some, dvalues,
+                             kv_row, seen, width, 1);
                 }
         }
     }

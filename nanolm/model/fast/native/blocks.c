@@ -59,7 +59,7 @@ static struct kept take_kept(const struct stack *s, const struct block *b, i64 f
     kept.q = take(&rest, rows, first, q);
     kept.k = take(&rest, rows, first, s->kv_heads * s->width);
     kept.mixed = take(&rest, rows, first, q);
-    kept.sizes = take(&rest, rows, first, s->heads);
+    kept.sizes = take(&rest, rows, first, 2 * s->heads);
     kept.between = take(&rest, rows, first, dim);
     kept.normed_between = take(&rest, rows, first, dim);
     kept.stats_between = take(&rest, rows, first, 2);
@@ -182,7 +182,7 @@ void transform_backward(const struct stack *s, const float *dy, float *dx, float
                               s->has_mean, count, dim, dbetween, of_norms + 2 * dim, 1);
             next = backward(s, &b->out, count, k.mixed, q, dbetween, dim, dmixed, next);
             attention_backward(k.q, k.k, k.qkv + q + kv, kv, qkv, texts, s->time, s->heads,
-                               s->kv_heads, s->width, k.mixed, k.sizes, dmixed, dq, dk, dv,
+                               s->kv_heads, s->width, k.sizes, dmixed, dq, dk, dv,
                                scratch + part * room, room, 1);
             if (b->rotated) {
                 qk_norm_rope_backward(k.qkv, b->query_weight, b->key_weight, s->cosines, s->sines,

@@ -90,7 +90,9 @@ def one_openmp() -> bool:
     would start threads of its own."""
     files: set[str] = set()
     with suppress(OSError):  # not on every system
-        files = set(re.findall(r"(/.*/lib(?:gomp|omp|iomp)[^/\n]*)$", MAPS.read_text(), re.MULTILINE))
+        files = set(
+            re.findall(r"(/.*/lib(?:gomp|omp|iomp)[^/\n]*)$", MAPS.read_text(), re.MULTILINE)
+        )
     return len(files) == 1
 
 
@@ -99,9 +101,8 @@ def floats_per_token(config: GPTConfig) -> tuple[int, int]:
     dim, hidden, heads = config.dim, config.hidden, config.heads
     q, kv = heads * config.head_dim, config.kv_heads * config.head_dim
     up = 2 * hidden if config.feed_forward == "swiglu" else hidden
-    return 4 * (dim + 1) + 3 * (
-        q + kv
-    ) + heads + up + hidden, 2 * dim + 3 * q + 4 * kv + up + hidden
+    kept = 4 * (dim + 1) + 3 * (q + kv) + 2 * heads + up + hidden
+    return kept, 2 * dim + 3 * q + 4 * kv + up + hidden
 
 
 class NativeBlocks(torch.autograd.Function):

@@ -19,7 +19,7 @@ void attention(const float *q, const float *k, const float *v, i64 k_stride, i64
                i64 batch, i64 time, i64 heads, i64 kv_heads, i64 width, float *out, float *sizes,
                float *scratch, i64 room, int threads);
 void attention_backward(const float *q, const float *k, const float *v, i64 k_stride, i64 v_stride,
-                        i64 batch, i64 time, i64 heads, i64 kv_heads, i64 width, const float *out,
+                        i64 batch, i64 time, i64 heads, i64 kv_heads, i64 width,
                         const float *sizes, const float *grad, float *dq, float *dk, float *dv,
                         float *scratch, i64 room, int threads);
 
