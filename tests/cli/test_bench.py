@@ -13,7 +13,6 @@ import nanolm
 from nanolm.bench.measure import BenchReport, Measurement
 from nanolm.cli.bench import show_results
 
-
 CHECKOUT = Path(__file__).parents[2]
 DOCUMENTED = {
     line.partition("#")[0].strip()
