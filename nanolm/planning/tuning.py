@@ -105,10 +105,11 @@ def best_threads(
         return ways[0], "all cores available to this process"
     asked = [replace(settings, threads=threads, workers=workers) for threads, workers in ways]
     times = dict(zip(ways, step_seconds(asked, probe, seconds), strict=True))
-    # While other processes are busy, more threads gain little, but they may end before the run.
-    best, least = ways[0], 1 / FASTER if busy else FASTER
+    best, least = ways[0], min(times.values())
     for way in ways[1:]:
-        if times[way] < least * times[best]:
+        # Beside busy processes, more workers gain little. But those may end before the run.
+        patient = busy and way[0] == way[1]
+        if times[way] < (least / FASTER if patient else FASTER * times[best]):
             best = way
     names = [f"{threads} with {n} workers" if n > 1 else f"{threads}" for threads, n in ways]
     return best, in_words(dict(zip(names, times.values(), strict=True)), "ms per step")

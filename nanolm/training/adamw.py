@@ -16,7 +16,7 @@ class AdamW(BaseOptimizer):
         super().init_state()
         count = torch.zeros((), device=next(iter(self.state)).device)
         for state in self.state.values():
-            state["step"] = count  # one for all, where torch's own AdamW counts once per parameter
+            state["step"] = count  # one for all, also for parameters without a gradient
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]

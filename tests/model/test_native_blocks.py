@@ -7,6 +7,8 @@ import pytest
 import torch
 from models import gpt_config, lively
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 from nanolm.model.base import Model
 from nanolm.model.config import GPTConfig
@@ -31,7 +33,6 @@ UNSUPPORTED: dict[str, dict[str, Any]] = {
     "narrow heads": {"heads": 4},
     "another nonlinearity": {"feed_forward": "relu2"},
     "layer norms of queries": {"norm": "layer"},
-    "dropout": {"dropout": 0.1},
     "parallel": {"parallel_residual": True},
     "alibi": {"positions": "alibi", "qk_norm": False},
 }
@@ -143,6 +144,16 @@ def test_as_autograd_expects() -> None:
     torch.testing.assert_close(weight.grad, 2 * once)
     with pytest.raises(RuntimeError, match="second time"):
         loss.backward()
+    # Tensors that are computed again, or kept elsewhere, until the backward pass.
+    model.zero_grad()
+    checkpoint(model.hidden_states, ids, use_reentrant=False).square().mean().backward()
+    torch.testing.assert_close(weight.grad, once)
+    model.zero_grad()
+    with saved_tensors_hooks(torch.clone, torch.clone):
+        again = model.hidden_states(ids).square().mean()
+    again.backward()
+    torch.testing.assert_close(weight.grad, once)
+    assert weight.grad.untyped_storage().nbytes() <= 4 * model.parameter_count()
     # A gradient whose memory is in another order.
     x = torch.randn(4, 24, 32, requires_grad=True)
     inputs = model.attention_inputs(24)
@@ -151,6 +162,27 @@ def test_as_autograd_expects() -> None:
     (there,) = torch.autograd.grad(y, x, grad)
     (here,) = torch.autograd.grad(model.transform(x, inputs), x, grad.contiguous())
     torch.testing.assert_close(there, here)
+
+
+def test_dropout(called: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same factors, as if each layer's output were multiplied by them."""
+    model: Any = lively(config_of(dropout=0.25)).train()
+    model.dropout.eval()  # of the embeddings
+    ids, factors = torch.randint(50, (4, 24)), blocks.dropout_factors(0.25, (6, 4, 24, 32))
+    assert factors.unique().tolist() == [0, pytest.approx(4 / 3)]
+    assert factors.mean() == pytest.approx(1, abs=0.02)
+    assert not blocks.dropout_factors(1.0, (3, 2)).any()
+    rest = iter(factors)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.nn.Dropout, "forward", lambda self, x: x * next(rest))
+        patched.setattr(model.dropout, "forward", lambda x: x)
+        model.hidden_states(ids).square().mean().backward()
+    exact = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    monkeypatch.setattr(blocks, "dropout_factors", lambda *_: factors)
+    speed_up(model, kernels=native).hidden_states(ids).square().mean().backward()
+    assert called[0] == "transform"
+    alike({n: p.grad for n, p in model.named_parameters() if p.grad is not None}, exact)
 
 
 def test_the_same_every_time() -> None:

@@ -166,7 +166,7 @@ def fast_transform(self: GPT, x: Tensor, inputs: AttentionInputs, first: int = 0
 def fused_transform(
     kernels: Any, model: GPT, x: Tensor, inputs: AttentionInputs, first: int
 ) -> Tensor:
-    """Each norm kernel also adds the output of the previous layer."""
+    """In one call if `blocks` can; else each norm kernel adds the output of the layer before."""
     known = not speedups_of(model).math_attention and not unsupported(model.config, FUSED_ATTENTION)
     if kernels is native and known:
         y = blocks.transform(model, x, inputs, first)

@@ -1,4 +1,5 @@
-"""Kernels in C for a CPU: for training, everything between matrix products, and a step of decoding.
+"""Kernels in C for a CPU: for training, everything between matrix products, or all blocks of a
+small model in one call (`blocks`); for generating, a step of decoding.
 
     >>> swiglu(torch.randn(2, 5, 96, requires_grad=True)).shape
     torch.Size([2, 5, 48])

@@ -9,7 +9,8 @@ typedef void gemm(const char *, const char *, const int *, const int *, const in
                   const float *, const int *, const float *, const int *, const float *, float *,
                   const int *);
 
-/* All fields have 8 bytes: blocks.py passes them as numbers. Pointers may be null. */
+/* All fields have 8 bytes: blocks.py passes them as numbers. Null are the pointers to biases, norms of
+   queries and keys, rotation tables and factors of dropout that the model does not have. */
 struct layer {
     const float *weight, *bias;
 };
@@ -17,6 +18,7 @@ struct block {
     struct layer attention_norm, feed_forward_norm;
     const float *query_weight, *key_weight;
     struct layer down, up, out, qkv;
+    const float *attention_dropout, *feed_forward_dropout; /* factors of their outputs */
     float *kept; /* see `take_kept` */
     i64 rotated;
 };
@@ -81,18 +83,36 @@ static void multiply(const struct stack *s, const float *left, int left_transpos
                 &right_stride, left, &left_stride, &factor, out, &m);
 }
 
-/* y = x @ weight.T + bias, plus `before` unless it is null */
+/* y = x @ weight.T + bias */
 static void forward(const struct stack *s, const struct layer *l, i64 rows, const float *x,
-                    i64 inputs, const float *before, float *y, i64 outputs) {
-    if (before) memcpy(y, before, rows * outputs * sizeof(float));
-    else if (l->bias) memset(y, 0, rows * outputs * sizeof(float));
+                    i64 inputs, float *y, i64 outputs) {
     if (l->bias)
         for (i64 row = 0; row < rows; row++)
-            for (i64 i = 0; i < outputs; i++) y[row * outputs + i] += l->bias[i];
-    multiply(s, x, 0, l->weight, 1, rows, outputs, inputs, before || l->bias, y);
+            memcpy(y + row * outputs, l->bias, outputs * sizeof(float));
+    multiply(s, x, 0, l->weight, 1, rows, outputs, inputs, l->bias != NULL, y);
 }
 
-/* dx, and the gradients of the weight and, after them, of the bias. Returns where they end. */
+/* y += x, after multiplying y by the factors unless they are null */
+static void add_residual(const float *x, const float *factors, i64 count, float *y) {
+    if (factors)
+        for (i64 i = 0; i < count; i++) y[i] = x[i] + factors[i] * y[i];
+    else
+        for (i64 i = 0; i < count; i++) y[i] += x[i];
+}
+
+/* dy times the factors; dy itself if they are null */
+static const float *dropped(const float *dy, const float *factors, i64 count, float *out) {
+    if (!factors) return dy;
+    for (i64 i = 0; i < count; i++) out[i] = factors[i] * dy[i];
+    return out;
+}
+
+/* The factors of row `start` and the next ones, or null. */
+static const float *from_row(const float *factors, i64 start, i64 dim) {
+    return factors ? factors + start * dim : NULL;
+}
+
+/* dx, the gradient of the weight, and after it that of the bias. Returns where these end. */
 static float *backward(const struct stack *s, const struct layer *l, i64 rows, const float *x,
                        i64 inputs, const float *dy, i64 outputs, float *dx, float *dweight) {
     float *dbias = dweight + outputs * inputs;
@@ -122,7 +142,7 @@ void transform(const struct stack *s, const float *x, float *y, float *scratch, 
             memcpy(k.total, total, count * dim * sizeof(float));
             add_norm(k.total, NULL, b->attention_norm.weight, b->attention_norm.bias, s->epsilon,
                      s->has_mean, count, dim, k.total, k.normed, k.stats, 1);
-            forward(s, &b->qkv, count, k.normed, dim, NULL, k.qkv, qkv);
+            forward(s, &b->qkv, count, k.normed, dim, k.qkv, qkv);
             if (b->rotated) {
                 qk_norm_rope(k.qkv, b->query_weight, b->key_weight, s->cosines, s->sines,
                              s->epsilon, count, s->time, s->heads, s->kv_heads, s->width, k.q, k.k,
@@ -135,13 +155,17 @@ void transform(const struct stack *s, const float *x, float *y, float *scratch, 
             }
             attention(k.q, k.k, k.qkv + q + kv, kv, qkv, texts, s->time, s->heads, s->kv_heads,
                       s->width, k.mixed, k.sizes, scratch + part * room, room, 1);
-            forward(s, &b->out, count, k.mixed, q, k.total, k.between, dim);
+            forward(s, &b->out, count, k.mixed, q, k.between, dim);
+            add_residual(k.total, from_row(b->attention_dropout, start, dim), count * dim,
+                         k.between);
             add_norm(k.between, NULL, b->feed_forward_norm.weight, b->feed_forward_norm.bias,
                      s->epsilon, s->has_mean, count, dim, k.between, k.normed_between,
                      k.stats_between, 1);
-            forward(s, &b->up, count, k.normed_between, dim, NULL, k.up, up);
+            forward(s, &b->up, count, k.normed_between, dim, k.up, up);
             activate[s->nonlinearity](k.up, count, hidden, k.active, 1);
-            forward(s, &b->down, count, k.active, hidden, k.between, last, dim);
+            forward(s, &b->down, count, k.active, hidden, last, dim);
+            add_residual(k.between, from_row(b->feed_forward_dropout, start, dim), count * dim,
+                         last);
             total = last;
         }
         add_norm(last, NULL, s->norm.weight, s->norm.bias, s->epsilon, s->has_mean, count, dim,
@@ -149,25 +173,27 @@ void transform(const struct stack *s, const float *x, float *y, float *scratch, 
     }
 }
 
-/* dx from dy, and the gradients of all weights (size,), which each thread first adds up for its texts
-   in a part of `gradients` (threads, size): for each block, those of the norms (weight and bias, used
-   or not), of the norms of queries and keys, and of its matrices, in the order of `struct block`;
-   then those of the last norm. `temporary` has room for the gradients of activations. */
+/* dx from dy, and the gradients of all weights (size,): for each block, those of the norms (weight and
+   bias, used or not), of the norms of queries and keys, and of its matrices, in the order of
+   `struct block`; then those of the last norm. Each thread first adds up the gradients of its texts,
+   the first one in `gradients` and the others in `others` (threads - 1, size). `temporary` has room
+   for the gradients of activations. */
 void transform_backward(const struct stack *s, const float *dy, float *dx, float *temporary,
-                        float *gradients, i64 size, float *scratch, i64 room, int threads) {
+                        float *gradients, float *others, i64 size, float *scratch, i64 room,
+                        int threads) {
     i64 rows = s->batch, all = rows * s->time, dim = s->dim;
     i64 hidden = s->hidden, up = hidden * (1 + s->gated);
     i64 q = s->heads * s->width, kv = s->kv_heads * s->width, qkv = q + 2 * kv;
     FOR_EACH_PART {
         i64 first = rows * part / threads, texts = rows * (part + 1) / threads - first;
         i64 start = first * s->time, count = texts * s->time;
-        float *own = gradients + part * size, *of_last = own + size - 2 * dim;
+        float *own = part ? others + (part - 1) * size : gradients, *of_last = own + size - 2 * dim;
         float *rest = temporary, *d = dx + start * dim;
         float *dbetween = take(&rest, all, start, dim), *dnormed = take(&rest, all, start, dim);
         float *dactive = take(&rest, all, start, hidden), *dup = take(&rest, all, start, up);
         float *dmixed = take(&rest, all, start, q), *dqkv = take(&rest, all, start, qkv);
         float *dq = take(&rest, all, start, q), *dk = take(&rest, all, start, kv);
-        float *dv = take(&rest, all, start, kv);
+        float *dv = take(&rest, all, start, kv), *ddropped = take(&rest, all, start, dim);
         add_norm_backward(s->last + start * dim, s->norm.weight, s->last + all * dim + start * 2,
                           dy + start * dim, NULL, s->has_mean, count, dim, d, of_last, 1);
         for (i64 l = s->count - 1; l >= 0; l--) {
@@ -175,12 +201,16 @@ void transform_backward(const struct stack *s, const float *dy, float *dx, float
             struct kept k = take_kept(s, b, start);
             float *of_norms = own + l * ((size - 2 * dim) / s->count);
             float *of_heads = of_norms + 4 * dim, *next = of_heads + 2 * s->width;
-            next = backward(s, &b->down, count, k.active, hidden, d, dim, dactive, next);
+            const float *dy_of_layer = dropped(d, from_row(b->feed_forward_dropout, start, dim),
+                                               count * dim, ddropped);
+            next = backward(s, &b->down, count, k.active, hidden, dy_of_layer, dim, dactive, next);
             activate_backward[s->nonlinearity](k.up, dactive, count, hidden, dup, 1);
             next = backward(s, &b->up, count, k.normed_between, dim, dup, up, dnormed, next);
             add_norm_backward(k.between, b->feed_forward_norm.weight, k.stats_between, dnormed, d,
                               s->has_mean, count, dim, dbetween, of_norms + 2 * dim, 1);
-            next = backward(s, &b->out, count, k.mixed, q, dbetween, dim, dmixed, next);
+            dy_of_layer = dropped(dbetween, from_row(b->attention_dropout, start, dim),
+                                  count * dim, ddropped);
+            next = backward(s, &b->out, count, k.mixed, q, dy_of_layer, dim, dmixed, next);
             attention_backward(k.q, k.k, k.qkv + q + kv, kv, qkv, texts, s->time, s->heads,
                                s->kv_heads, s->width, k.sizes, dmixed, dq, dk, dv,
                                scratch + part * room, room, 1);
@@ -203,7 +233,7 @@ void transform_backward(const struct stack *s, const float *dy, float *dx, float
     }
     FOR_EACH_PART {
         i64 start = size * part / threads, end = size * (part + 1) / threads;
-        for (int other = 1; other < threads; other++)
-            for (i64 i = start; i < end; i++) gradients[i] += gradients[other * size + i];
+        for (int other = 0; other < threads - 1; other++)
+            for (i64 i = start; i < end; i++) gradients[i] += others[other * size + i];
     }
 }

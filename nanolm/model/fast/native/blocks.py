@@ -1,13 +1,14 @@
 """All blocks of a GPT in one call of a C function (`blocks.c`), forward or backward.
 
-In a small model, calling an operation takes longer than computing it. And each thread takes its
-texts through all layers, where threads that share an operation would wait for each other after it.
+In a small model, calling an operation takes longer than computing it. Also, threads that share an
+operation wait for each other after it; here, each thread takes its own texts through all layers.
 """
 
 import ctypes
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -15,16 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from nanolm.model.config import GPTConfig
 from nanolm.model.fast import native
 from nanolm.model.gpt import GPT, AttentionInputs
 
 NONLINEARITIES = ("swiglu", "gelu_tanh", "gelu")
-WEIGHTS = 14  # per block, with those that it may not have
-MAX_GRADIENTS = 1 << 26  # of all threads: in larger models, calls take no time to speak of
+WEIGHTS = 14  # per block, including those that it may lack
+MAX_GRADIENTS = 1 << 26  # floats, of all threads; in larger models, the time of a call is small
 MAPS = Path("/proc/self/maps")  # files that this process has mapped
 MOST_WORK = 1.25  # of one thread, relative to the mean
+Weights = Sequence[Tensor | None]
 
 
 def transform(model: GPT, x: Tensor, inputs: AttentionInputs, first: int) -> Tensor | None:
@@ -45,8 +48,8 @@ def linear_layers(block: Any) -> list[nn.Module]:
     return [feed_forward.out, feed_forward.up, attention.out, attention.qkv]
 
 
-def weights_of(block: Any) -> list[Tensor | None]:
-    """In the order of their gradients, and None for those that a block does not have."""
+def weights_of(block: Any) -> Weights:
+    """In the order of their gradients, and None for those that a block lacks."""
     pairs: list[Any] = [block.attention_norm, block.feed_forward_norm, *linear_layers(block)]
     weights = [weight for each in pairs for weight in (each.weight, getattr(each, "bias", None))]
     of_heads = (getattr(block.attention, name, None) for name in ("query_norm", "key_norm"))
@@ -66,7 +69,6 @@ def supports(model: GPT, x: Tensor, inputs: AttentionInputs, weights: Sequence[T
         and config.feed_forward in NONLINEARITIES
         and config.head_dim % native.LANES == 0
         and not (config.qk_norm and (config.norm != "rms" or not rotated))
-        and not (model.training and config.dropout)
         and learns_all
         and all(weight.dtype == x.dtype and weight.is_contiguous() for weight in weights)
         and -(-len(x) // threads) * threads <= MOST_WORK * len(x)
@@ -91,7 +93,11 @@ def one_openmp() -> bool:
     files: set[str] = set()
     with suppress(OSError):  # not on every system
         files = set(
-            re.findall(r"(/.*/lib(?:gomp|omp|iomp)[^/\n]*)$", MAPS.read_text(), re.MULTILINE)
+            re.findall(
+                r"(/.*/lib(?:gomp|omp|iomp)[^/\n]*)$",
+                MAPS.read_text(errors="replace"),
+                re.MULTILINE,
+            )
         )
     return len(files) == 1
 
@@ -102,59 +108,83 @@ def floats_per_token(config: GPTConfig) -> tuple[int, int]:
     q, kv = heads * config.head_dim, config.kv_heads * config.head_dim
     up = 2 * hidden if config.feed_forward == "swiglu" else hidden
     kept = 4 * (dim + 1) + 3 * (q + kv) + 2 * heads + up + hidden
-    return kept, 2 * dim + 3 * q + 4 * kv + up + hidden
+    return kept, 3 * dim + 3 * q + 4 * kv + up + hidden
+
+
+def dropout_factors(probability: float, shape: Sequence[int]) -> Tensor:
+    """0 with this probability, else what keeps the mean at 1."""
+    factors = torch.empty(shape, dtype=torch.float32).bernoulli_(1 - probability)
+    return factors if probability == 1 else factors.div_(1 - probability)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What `struct stack` has besides weights and what blocks keep."""
+
+    config: GPTConfig
+    shape: torch.Size  # of x: (batch, time, dim)
+    rotation: Sequence[Tensor]  # cosines and sines, or nothing
+    factors: Tensor | None  # of dropout, (2 per block, batch, time, dim)
+
+    def fields(self, weights: Weights, kept: Sequence[Tensor], last: Tensor) -> tuple[Tensor, ...]:
+        """The structure, and the array of blocks that it points to."""
+        config, count = self.config, len(weights) // WEIGHTS
+        factors = [None] * (2 * count) if self.factors is None else self.factors.unbind()
+        numbers = []
+        for block in range(count):
+            its = weights[block * WEIGHTS : (block + 1) * WEIGHTS]
+            rotated = self.rotation and config.layers - count + block not in config.unrotated_layers
+            numbers += native.pointers(*its, *factors[2 * block : 2 * block + 2])
+            numbers += [*native.pointers(kept[block % len(kept)]), bool(rotated)]
+        blocks = torch.tensor(numbers)
+        stack = [
+            *native.pointers(blocks, *(self.rotation or (None, None))),
+            *(sgemm(), *native.pointers(*weights[-2:], last), count, *self.shape),
+            *(config.heads, config.kv_heads, config.head_dim, config.hidden),
+            *(config.feed_forward == "swiglu", NONLINEARITIES.index(config.feed_forward)),
+            *(config.norm == "layer", native.as_integer(config.norm_epsilon)),
+        ]
+        return torch.tensor(stack), blocks
 
 
 class NativeBlocks(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        model: GPT,
-        inputs: AttentionInputs,
-        keep: bool,
-        *weights: Tensor | None,
+        ctx: Any, x: Tensor, model: GPT, inputs: AttentionInputs, keep: bool, *weights: Any
     ) -> Tensor:
-        config, x = model.config, x.contiguous()
-        (batch, time, dim), count = x.shape, len(weights) // WEIGHTS
-        floats, ctx.temporary = (batch * time * each for each in floats_per_token(config))
-        # Without a backward pass, all blocks can use the same memory.
-        kept = [x.new_empty(floats) for _ in range(count if keep else 1)]
-        last = x.new_empty(batch * time * (dim + 2))
+        config, x, count = model.config, x.contiguous(), len(weights) // WEIGHTS
+        rows, factors = x.shape[0] * x.shape[1], None
+        if model.training and config.dropout:
+            factors = dropout_factors(config.dropout, (2 * count, *x.shape))
         rotation = [table.contiguous() for table in inputs.rotation or ()]
-        blocks = []
-        for number in range(count):
-            its = weights[number * WEIGHTS : (number + 1) * WEIGHTS]
-            rotated = rotation and config.layers - count + number not in config.unrotated_layers
-            blocks += [*native.pointers(*its, kept[number % len(kept)]), bool(rotated)]
-        fields = torch.tensor(blocks)
-        stack = [
-            *native.pointers(fields, *(rotation or (None, None))),
-            *(sgemm(), *native.pointers(*weights[-2:], last)),
-            *(count, batch, time, dim, config.heads, config.kv_heads, config.head_dim),
-            *(config.hidden, config.feed_forward == "swiglu"),
-            *(NONLINEARITIES.index(config.feed_forward), config.norm == "layer"),
-            native.as_integer(config.norm_epsilon),
-        ]
-        ctx.stack, ctx.alive, ctx.width = torch.tensor(stack), (fields, rotation), config.head_dim
-        y = torch.empty_like(x)
-        native.call("transform", ctx.stack, x, y, *native.scratch(x, ctx.width))
+        ctx.stack = Stack(config, x.shape, rotation, factors)
+        # Without a backward pass, all blocks can use the same memory.
+        floats = rows * floats_per_token(config)[0]
+        kept = [x.new_empty(floats) for _ in range(count if keep else 1)]
+        last, y = x.new_empty(rows * (x.shape[2] + 2)), torch.empty_like(x)
+        stack, _alive = ctx.stack.fields(weights, kept, last)
+        native.call("transform", stack, x, y, *native.scratch(x, config.head_dim))
         if keep:
-            ctx.kept = count + 1
-            ctx.save_for_backward(*kept, last, *weights)
+            ctx.save_for_backward(*weights, *kept, last)
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        weights, dy = ctx.saved_tensors[ctx.kept :], dy.contiguous()
-        dx = torch.empty_like(dy)
-        of_norms = [dy.shape[2]] * 4 + [ctx.width] * 2  # used or not
+        config, dy = ctx.stack.config, dy.contiguous()
+        count = len(ctx.needs_input_grad) - 4  # the first four are not weights
+        saved = ctx.saved_tensors
+        weights, (*kept, last) = saved[:count], saved[count:]
         sizes = [0 if weight is None else weight.numel() for weight in weights]
-        for first in range(0, len(sizes) - 2, WEIGHTS):
+        of_norms = [config.dim] * 4 + [config.head_dim] * 2  # used or not
+        for first in range(0, count - 2, WEIGHTS):
             sizes[first : first + len(of_norms)] = of_norms
         sizes[-2:] = of_norms[:2]
-        gradients = dy.new_empty(torch.get_num_threads(), sum(sizes))
-        given = (dy, dx, dy.new_empty(ctx.temporary), gradients, sum(sizes))
-        native.call("transform_backward", ctx.stack, *given, *native.scratch(dy, ctx.width))
-        pairs = zip(gradients[0].split(sizes), weights, strict=True)
+        total, threads, dx = sum(sizes), torch.get_num_threads(), torch.empty_like(dy)
+        temporary = dy.new_empty(dy.shape[0] * dy.shape[1] * floats_per_token(config)[1])
+        gradients, others = dy.new_empty(total), dy.new_empty(threads - 1, total)
+        stack, _alive = ctx.stack.fields(weights, kept, last)
+        given = (stack, dy, dx, temporary, gradients, others, total)
+        native.call("transform_backward", *given, *native.scratch(dy, config.head_dim))
+        pairs = zip(gradients.split(sizes), weights, strict=True)
         return dx, None, None, None, *(None if w is None else part.view_as(w) for part, w in pairs)

@@ -209,8 +209,8 @@ void gelu_tanh_backward(const float *x, const float *grad, i64 rows, i64 width, 
     }
 }
 
-/* The exact GELU is x times the probability that a standard normal variable is below x, here within
-   1e-7 (Abramowitz and Stegun, 7.1.26). `density` is e^(-x^2 / 2). */
+/* The exact GELU is x times the probability that a standard normal variable is below x, approximated
+   to within 1e-7 (Abramowitz and Stegun, 7.1.26). `density` is e^(-x^2 / 2). */
 static inline float normal_cdf(float x, float *density) {
     float z = 0.70710678f * fabsf(x), t = 1 / (1 + 0.3275911f * z);
     *density = exponential(-z * z);

@@ -1,4 +1,4 @@
-/* Kernels that `blocks.c` calls, too. */
+/* The kernels that both Python and `blocks.c` call. */
 
 #include "rows.h"
 

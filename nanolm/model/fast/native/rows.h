@@ -1,4 +1,4 @@
-/* What several kernels use: rows split among threads, an exponential that can be vectorized, and
+/* What several kernels use: rows split among threads, an exponential that can be vectorized, sums, and
    rotary positions. */
 
 #include <math.h>
@@ -23,7 +23,7 @@ typedef float sixteen __attribute__((vector_size(64), aligned(4), may_alias));
 typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
 typedef float four __attribute__((vector_size(16)));
 
-/* The sum, half as many numbers at a time: SUMS adds up one after the other. */
+/* The sum, by halves: with SUMS, the compiler would add the numbers one after the other. */
 static inline float total(sixteen x) {
     eight halves[2];
     four quarters[2];
