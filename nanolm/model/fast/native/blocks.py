@@ -5,7 +5,6 @@ operation wait for each other after it; here, each thread takes its own texts th
 """
 
 import ctypes
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,12 +19,12 @@ from torch.autograd.function import once_differentiable
 
 from nanolm.model.config import GPTConfig
 from nanolm.model.fast import native
+from nanolm.model.fast.native.build import library
 from nanolm.model.gpt import GPT, AttentionInputs
 
 NONLINEARITIES = ("swiglu", "gelu_tanh", "gelu")
 WEIGHTS = 14  # per block, including those that it may lack
 MAX_GRADIENTS = 1 << 26  # floats, of all threads; in larger models, the time of a call is small
-MAPS = Path("/proc/self/maps")  # files that this process has mapped
 MOST_WORK = 1.25  # of one thread, relative to the mean
 Weights = Sequence[Tensor | None]
 
@@ -77,29 +76,31 @@ def supports(model: GPT, x: Tensor, inputs: AttentionInputs, weights: Sequence[T
 
 
 @cache
+def torch_library() -> ctypes.CDLL | None:
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        with suppress(OSError):
+            return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+    return None
+
+
+@cache
 def sgemm() -> int | None:
     """The address of the matrix product in the library that torch itself uses, or None."""
-    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
-        with suppress(OSError, AttributeError):  # no such file, or no such function
-            library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
-            return ctypes.cast(library.sgemm_, ctypes.c_void_p).value
-    return None
+    return address(torch_library(), "sgemm_")
 
 
 @cache
 def one_openmp() -> bool:
     """Whether torch and our kernels share their threads. If not, a product in one of our threads
     would start threads of its own."""
-    files: set[str] = set()
-    with suppress(OSError):  # not on every system
-        files = set(
-            re.findall(
-                r"(/.*/lib(?:gomp|omp|iomp)[^/\n]*)$",
-                MAPS.read_text(errors="replace"),
-                re.MULTILINE,
-            )
-        )
-    return len(files) == 1
+    ours, theirs = (address(each, "omp_get_max_threads") for each in (library(), torch_library()))
+    return ours is not None and ours == theirs
+
+
+def address(of: ctypes.CDLL | None, name: str) -> int | None:
+    """Of a function in a library or those that it uses; None if there is none."""
+    function = getattr(of, name, None)
+    return function and ctypes.cast(function, ctypes.c_void_p).value
 
 
 def floats_per_token(config: GPTConfig) -> tuple[int, int]:
