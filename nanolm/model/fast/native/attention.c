@@ -38,7 +38,7 @@ struct operand {
 };
 
 /* out = left @ right, for `rows` rows of `vectors` vectors, plus what is there if `add` */
-static inline __attribute__((always_inline)) void multiply_rows(struct operand left,
+ALWAYS_INLINE void multiply_rows(struct operand left,
                                                                 const float *right, i64 right_row,
                                                                 i64 count, float *out, i64 out_row,
                                                                 const int rows, const int vectors,
@@ -57,7 +57,7 @@ static inline __attribute__((always_inline)) void multiply_rows(struct operand l
         for (int v = 0; v < vectors; v++) *at(out + r * out_row + v * LANES) = sums[r][v];
 }
 
-static inline __attribute__((always_inline)) void multiply_columns(struct operand left,
+ALWAYS_INLINE void multiply_columns(struct operand left,
                                                                    const float *right,
                                                                    i64 right_row, i64 count,
                                                                    float *out, i64 out_row,
@@ -88,8 +88,8 @@ static void transpose(const float *x, i64 stride, i64 rows, i64 width, float sca
             out[d * LANES + lane] = lane < rows ? scale * x[lane * stride + d] : 0;
 }
 
-/* The scores of LANES queries from position `first` on, (first + rows, LANES): -inf for keys after a
-   query. */
+/* The scores of LANES queries from position `first` on, (first + rows, LANES): -inf for keys
+   after a query. */
 static void score(const float *queries, const float *keys, i64 k_stride, i64 first, i64 rows,
                   i64 width, float *scores) {
     multiply((struct operand){keys, k_stride, 1}, queries, LANES, width, scores, LANES,
@@ -103,8 +103,9 @@ static void score(const float *queries, const float *keys, i64 k_stride, i64 fir
 }
 
 /* q and out are (batch, time, heads, width); the rows of k and v, with kv_heads, are `k_stride` and
-   `v_stride` apart. `sizes` (batch, heads, 2, time) keeps the largest score of each query, and 1 over
-   the softmax's sum. Each thread has `room` floats of `scratch`: here LANES * (time + width). */
+   `v_stride` apart. `sizes` (batch, heads, 2, time) keeps the largest score of each query, and 1
+   over the softmax's sum. Each thread has `room` floats of `scratch`,
+   here LANES * (time + width). */
 void attention(const float *q, const float *k, const float *v, i64 k_stride, i64 v_stride,
                i64 batch, i64 time, i64 heads, i64 kv_heads, i64 width, float *out, float *sizes,
                float *scratch, i64 room, int threads) {

@@ -9,8 +9,8 @@ typedef void gemm(const char *, const char *, const int *, const int *, const in
                   const float *, const int *, const float *, const int *, const float *, float *,
                   const int *);
 
-/* All fields have 8 bytes: blocks.py passes them as numbers. Null are the pointers to biases, norms of
-   queries and keys, rotation tables and factors of dropout that the model does not have. */
+/* All fields have 8 bytes: blocks.py passes them as numbers. A null pointer
+   means: no such bias, norm of queries or keys, rotation, or dropout. */
 struct layer {
     const float *weight, *bias;
 };
@@ -125,21 +125,25 @@ static float *backward(const struct stack *s, const struct layer *l, i64 rows, c
     return dbias + outputs;
 }
 
+/* The first token of a thread's texts, and their number. */
+static i64 first_token(const struct stack *s, int part, int threads, i64 *texts) {
+    i64 first = s->batch * part / threads;
+    *texts = s->batch * (part + 1) / threads - first;
+    return first * s->time;
+}
+
 /* All blocks and the last norm: y (batch, time, dim) from x */
 void transform(const struct stack *s, const float *x, float *y, float *scratch, i64 room,
             int threads) {
-    i64 rows = s->batch, all = rows * s->time, dim = s->dim;
-    i64 hidden = s->hidden, up = hidden * (1 + s->gated);
+    i64 all = s->batch * s->time, dim = s->dim, hidden = s->hidden, up = hidden * (1 + s->gated);
     i64 q = s->heads * s->width, kv = s->kv_heads * s->width, qkv = q + 2 * kv;
     FOR_EACH_PART {
-        i64 first = rows * part / threads, texts = rows * (part + 1) / threads - first;
-        i64 start = first * s->time, count = texts * s->time;
-        const float *total = x + start * dim;
+        i64 texts, start = first_token(s, part, threads, &texts), count = texts * s->time;
         float *last = s->last + start * dim, *last_stats = s->last + all * dim + start * 2;
         for (i64 l = 0; l < s->count; l++) {
             const struct block *b = s->blocks + l;
             struct kept k = take_kept(s, b, start);
-            memcpy(k.total, total, count * dim * sizeof(float));
+            if (l == 0) memcpy(k.total, x + start * dim, count * dim * sizeof(float));
             add_norm(k.total, NULL, b->attention_norm.weight, b->attention_norm.bias, s->epsilon,
                      s->has_mean, count, dim, k.total, k.normed, k.stats, 1);
             forward(s, &b->qkv, count, k.normed, dim, k.qkv, qkv);
@@ -163,30 +167,28 @@ void transform(const struct stack *s, const float *x, float *y, float *scratch, 
                      k.stats_between, 1);
             forward(s, &b->up, count, k.normed_between, dim, k.up, up);
             activate[s->nonlinearity](k.up, count, hidden, k.active, 1);
-            forward(s, &b->down, count, k.active, hidden, last, dim);
+            float *next = l + 1 < s->count ? take_kept(s, b + 1, start).total : last;
+            forward(s, &b->down, count, k.active, hidden, next, dim);
             add_residual(k.between, from_row(b->feed_forward_dropout, start, dim), count * dim,
-                         last);
-            total = last;
+                         next);
         }
         add_norm(last, NULL, s->norm.weight, s->norm.bias, s->epsilon, s->has_mean, count, dim,
                  last, y + start * dim, last_stats, 1);
     }
 }
 
-/* dx from dy, and the gradients of all weights (size,): for each block, those of the norms (weight and
-   bias, used or not), of the norms of queries and keys, and of its matrices, in the order of
-   `struct block`; then those of the last norm. Each thread first adds up the gradients of its texts,
-   the first one in `gradients` and the others in `others` (threads - 1, size). `temporary` has room
+/* dx from dy, and the gradients of all weights (size,): for each block, those of the norms (weight
+   and bias, used or not), of the norms of queries and keys, and of its matrices, in the order of
+   `struct block`; then those of the last norm. Each thread first adds up those of its texts, the
+   first one in `gradients` and the others in `others` (threads - 1, size). `temporary` has room
    for the gradients of activations. */
 void transform_backward(const struct stack *s, const float *dy, float *dx, float *temporary,
                         float *gradients, float *others, i64 size, float *scratch, i64 room,
                         int threads) {
-    i64 rows = s->batch, all = rows * s->time, dim = s->dim;
-    i64 hidden = s->hidden, up = hidden * (1 + s->gated);
+    i64 all = s->batch * s->time, dim = s->dim, hidden = s->hidden, up = hidden * (1 + s->gated);
     i64 q = s->heads * s->width, kv = s->kv_heads * s->width, qkv = q + 2 * kv;
     FOR_EACH_PART {
-        i64 first = rows * part / threads, texts = rows * (part + 1) / threads - first;
-        i64 start = first * s->time, count = texts * s->time;
+        i64 texts, start = first_token(s, part, threads, &texts), count = texts * s->time;
         float *own = part ? others + (part - 1) * size : gradients, *of_last = own + size - 2 * dim;
         float *rest = temporary, *d = dx + start * dim;
         float *dbetween = take(&rest, all, start, dim), *dnormed = take(&rest, all, start, dim);

@@ -63,7 +63,7 @@ static inline lanes load(const uint8_t *w, const int size) {
 }
 
 /* The product of x and one row of weights, of 4 bytes or 1. */
-static inline __attribute__((always_inline)) float dot(const uint8_t *w, const int size, i64 inputs,
+ALWAYS_INLINE float dot(const uint8_t *w, const int size, i64 inputs,
                                                        const float *x) {
     lanes sums[4] = {0};
     i64 i = 0;
@@ -81,7 +81,7 @@ static inline __attribute__((always_inline)) float dot(const uint8_t *w, const i
 
 /* The products of a row of 4-bit weights and `count` rows of x; they are `stride` floats apart. Of
    each 32 weights, the first half are the low halves of 16 bytes. */
-static inline __attribute__((always_inline)) void dots4(const uint8_t *w, const uint16_t *scale,
+ALWAYS_INLINE void dots4(const uint8_t *w, const uint16_t *scale,
                                                         i64 inputs, const float *x, const int count,
                                                         float *out, i64 stride) {
     lanes sums[TOGETHER][2] = {0};

@@ -63,12 +63,12 @@ void add_norm_backward(const float *total, const float *weight, const float *sta
 }
 
 /* 1 / RMS of one head. */
-static inline __attribute__((always_inline)) float inverse_size(const float *x, float epsilon, i64 width) {
+ALWAYS_INLINE float inverse_size(const float *x, float epsilon, i64 width) {
     return 1.0f / sqrtf(dot_product(x, x, width) / width + epsilon);
 }
 
 /* One head: RMSNorm if there are weights, then RoPE. */
-static inline __attribute__((always_inline)) void rotate_head(const float *x, const float *weight, const float *cosines,
+ALWAYS_INLINE void rotate_head(const float *x, const float *weight, const float *cosines,
                                const float *sines, float epsilon, i64 width, float *restrict out) {
     if (weight) {
         float scale = inverse_size(x, epsilon, width);
@@ -79,8 +79,9 @@ static inline __attribute__((always_inline)) void rotate_head(const float *x, co
     rotate(out, cosines, sines, 1, width / 2);
 }
 
-static inline __attribute__((always_inline)) void rotate_head_backward(const float *x, const float *weight, const float *cosines,
-                                        const float *sines, float epsilon, i64 width,
+ALWAYS_INLINE void rotate_head_backward(const float *x, const float *weight,
+                                        const float *cosines, const float *sines,
+                                        float epsilon, i64 width,
                                         const float *grad, float *restrict dx,
                                         float *restrict dweight) {
     memcpy(dx, grad, width * sizeof(float));
@@ -105,7 +106,7 @@ static inline __attribute__((always_inline)) void rotate_head_backward(const flo
         default: function(width, __VA_ARGS__);                 \
     }
 
-static inline __attribute__((always_inline)) void rotate_row(
+ALWAYS_INLINE void rotate_row(
     const i64 width, const float *x, const float *query_weight, const float *key_weight,
     const float *cosines, const float *sines, float epsilon, i64 heads, i64 kv_heads, float *q,
     float *k) {
@@ -117,8 +118,8 @@ static inline __attribute__((always_inline)) void rotate_row(
                     k + head * width);
 }
 
-/* Queries and keys of each token, normed and rotated, from qkv (rows, (heads + 2 kv_heads) * width).
-   Row r is at position r % time. */
+/* Queries and keys of each token, normed and rotated, from qkv (rows, (heads + 2 kv_heads) *
+   width). Row r is at position r % time. */
 void qk_norm_rope(const float *qkv, const float *query_weight, const float *key_weight,
                   const float *cosines, const float *sines, float epsilon, i64 rows, i64 time,
                   i64 heads, i64 kv_heads, i64 width, float *q, float *k, int threads) {
@@ -130,7 +131,7 @@ void qk_norm_rope(const float *qkv, const float *query_weight, const float *key_
     }
 }
 
-static inline __attribute__((always_inline)) void rotate_row_backward(
+ALWAYS_INLINE void rotate_row_backward(
     const i64 width, const float *x, const float *query_weight, const float *key_weight,
     const float *cosines, const float *sines, float epsilon, i64 heads, i64 kv_heads,
     const float *dq, const float *dk, float *dx, float *dquery, float *dkey) {
@@ -209,8 +210,8 @@ void gelu_tanh_backward(const float *x, const float *grad, i64 rows, i64 width, 
     }
 }
 
-/* The exact GELU is x times the probability that a standard normal variable is below x, approximated
-   to within 1e-7 (Abramowitz and Stegun, 7.1.26). `density` is e^(-x^2 / 2). */
+/* The exact GELU is x times the probability that a standard normal variable is below x,
+   approximated to within 1e-7 (Abramowitz and Stegun, 7.1.26). `density` is e^(-x^2 / 2). */
 static inline float normal_cdf(float x, float *density) {
     float z = 0.70710678f * fabsf(x), t = 1 / (1 + 0.3275911f * z);
     *density = exponential(-z * z);

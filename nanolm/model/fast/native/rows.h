@@ -1,5 +1,5 @@
-/* What several kernels use: rows split among threads, an exponential that can be vectorized, sums, and
-   rotary positions. */
+/* What several kernels use: rows split among threads, an exponential that can be vectorized, sums,
+   and rotary positions. */
 
 #include <math.h>
 #include <stddef.h>
@@ -12,6 +12,8 @@ typedef int64_t i64;
 #define FOR_EACH_PART                                                   \
     _Pragma("omp parallel for num_threads(threads) if (threads > 1)")   \
     for (int part = 0; part < threads; part++)
+/* So that arguments that are constants unroll loops. */
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
 /* Lets the compiler vectorize a loop that adds to `total`. */
 #define PRAGMA(words) _Pragma(#words)
 #define SUMS(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
@@ -35,7 +37,7 @@ static inline float total(sixteen x) {
 }
 
 /* The sum of the products of x and y. */
-static inline __attribute__((always_inline)) float dot_product(const float *x, const float *y,
+ALWAYS_INLINE float dot_product(const float *x, const float *y,
                                                                i64 count) {
     sixteen sums = {0};
     float rest = 0;
@@ -72,7 +74,7 @@ static inline float exponential(float x) {
 static inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 
 /* Rotates one head in place: by the positive angle, or by the negative one (sign = -1). */
-static inline __attribute__((always_inline)) void rotate(float *x, const float *cosines,
+ALWAYS_INLINE void rotate(float *x, const float *cosines,
                                                          const float *sines, float sign,
                                                          i64 half) {
     float *left = x, *right = x + half;
